@@ -1,0 +1,110 @@
+"""Rungs, routes and ladders as numbers: what a model weighs and what a token of its cache costs.
+
+Everything here is exact integer bytes, known before a single tensor is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Geometry of one rung's KV cache: ``(layers, kv_heads, tokens, head_dim)``, once for K, once for V."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype_bytes: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of K and V together for one cached token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One model at one precision.
+
+    ``weights`` is the identity of the parameters: two rungs with equal ``weights`` differ in precision only.
+    ``scratch_bytes`` is the working memory of one step while the rung is resident.
+    """
+
+    name: str
+    weights: str
+    precision: str
+    weight_bytes: int
+    scratch_bytes: int
+    kv: KVLayout
+    max_positions: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes the rung occupies while it is loaded, without any tenant's cache."""
+        return self.weight_bytes + self.scratch_bytes
+
+    def kv_bytes(self, cells: int) -> int:
+        """Bytes of a cache with room for ``cells`` tokens."""
+        return cells * self.kv.bytes_per_token
+
+
+class RouteKind(StrEnum):
+    """How an attention state gets from one rung to another."""
+
+    CARRY = "carry"  # same weights at another precision: the cache is taken as it is
+    PROJECT = "project"  # un-rotate, learned map, re-rotate
+    REREAD = "reread"  # drop the cache and read every token again: oracle and fallback of all
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One directed way between two rungs; ``map_bytes`` are resident only while it is being travelled."""
+
+    source: str
+    dest: str
+    kind: RouteKind
+    map_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Rungs from largest to smallest, and the routes between them."""
+
+    name: str
+    rungs: tuple[Rung, ...]
+    routes: tuple[Route, ...]
+
+    def __post_init__(self) -> None:
+        names = [rung.name for rung in self.rungs]
+        assert self.rungs, "a ladder has at least one rung"
+        assert len(set(names)) == len(names), f"rung names repeat: {names}"
+
+    @property
+    def top(self) -> Rung:
+        """The largest rung."""
+        return self.rungs[0]
+
+    @property
+    def bottom(self) -> Rung:
+        """The smallest rung."""
+        return self.rungs[-1]
+
+    def rung(self, name: str) -> Rung:
+        """The rung of that name; ``KeyError`` if the ladder has none."""
+        return self.rungs[self.index(name)]
+
+    def index(self, name: str) -> int:
+        """Position of a rung, 0 at the top; ``KeyError`` if the ladder has none of that name."""
+        for position, rung in enumerate(self.rungs):
+            if rung.name == name:
+                return position
+        raise KeyError(name)
+
+    def route(self, source: str, dest: str) -> Route:
+        """The best known route; without one, the tokens are read again."""
+        for route in self.routes:
+            if route.source == source and route.dest == dest:
+                return route
+        return Route(source, dest, RouteKind.REREAD)

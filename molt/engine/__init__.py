@@ -1,0 +1,1 @@
+"""How one generation is stepped: a real engine and a modelled one behind one protocol."""

@@ -1,0 +1,92 @@
+"""What a world asks of an engine. No type of any tensor library appears here.
+
+An engine holds truth: the weights that are resident and the caches of the tenants. It has no clock and no policy.
+Token positions: with ``known`` tokens (prompt and produced so far), a decode step feeds the last known token and
+yields the next; so before it the cache holds ``known - 1`` tokens (fewer cells after a shed). The last known
+token is therefore always read natively by the rung that answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from molt.core.events import Handoff
+from molt.core.ladder import RouteKind
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer asked for. ``stop_at_eos`` false means exactly ``max_tokens`` tokens are wanted."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    stop_at_eos: bool
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Tokens of one run: ids, their text (a piece holds whole characters, so some are empty), and why it ended:
+    ``None`` (not at an end), ``"stop"`` (end-of-text produced) or ``"length"``."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    finish: str | None
+
+
+class SwitchError(Exception):
+    """A cache could not be carried. The tenant's old cache is intact."""
+
+
+class Engine(Protocol):
+    """The contract of ``molt.engine.real`` and ``molt.engine.modelled``."""
+
+    def load(self, rung: str) -> None:
+        """Bring a rung's weights in. Idempotent."""
+
+    def release(self, rung: str) -> int:
+        """Give a rung's weights back; returns the bytes freed."""
+
+    def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
+        """Open a generation with an empty cache of ``capacity`` cells in the geometry of ``rung``."""
+
+    def read(self, tenant: str, tokens: int) -> None:
+        """Read the next ``tokens`` known tokens into the cache on the rung of the cache."""
+
+    def decode(self, tenant: str, count: int) -> Decoded:
+        """Produce up to ``count`` tokens, fewer only at the end of the answer."""
+
+    def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int) -> Handoff | None:
+        """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot.
+
+        Returns the measured quality where the engine measures it. Never called with ``REREAD``: the world sheds
+        to 0 and reads again.
+        """
+
+    def park(self, tenant: str) -> int:
+        """Trim the cache to the cells it holds; returns the bytes freed."""
+
+    def grow(self, tenant: str, capacity: int) -> None:
+        """Give a cache room for ``capacity`` cells (the way back from ``park``)."""
+
+    def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
+        """Keep the first cells (attention sinks) and the most recent ones, ``keep_cells`` in all, trimmed.
+
+        With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is unread.
+        Returns the bytes freed.
+        """
+
+    def finish(self, tenant: str) -> None:
+        """Forget a tenant and free its cache."""
+
+    def kill(self) -> None:
+        """Lose everything at once."""
+
+    def cache_bytes(self, tenant: str) -> int:
+        """Bytes allocated for a tenant's cache."""
+
+    def weight_bytes(self, rung: str) -> int:
+        """Bytes allocated for a rung's weights, 0 when it is not resident."""

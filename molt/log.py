@@ -1,0 +1,164 @@
+"""The append-only log of one run: what happened, what was decided, what came of it. Every number is read here.
+
+One JSON object a line, keys sorted. The first line is the header, everything after it is identical for two runs
+with one seed. Kinds of record, each with ``seq`` (from 1) and ``at_ns``:
+
+=========  ==========================================================================================
+event      a fact; ``type`` names the class in ``molt.core.events``, the other keys are its fields
+outcome    a fact that answers a decision: as above, ``decision`` is that decision's ``seq``
+decision   ``type`` names the class in ``molt.core.decisions``; ``cause`` is the ``seq`` of the event
+refusal    a wish of the policy that broke a rule: ``rule``, ``reason``, ``cause``
+memory     what the world holds: ``budget_bytes``, ``usage_bytes``, ``parts`` (``weights`` and ``scratch`` by
+           rung, ``kv`` by tenant, ``transient`` by purpose), ``round`` true when sampled after enforcement
+violation  an invariant that did not hold: ``invariant``, ``detail``
+end        the last record of a complete log: ``reason``
+=========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from molt.core import decisions, events
+
+SCHEMA = 1
+
+_EVENT_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(events.AnyEvent)}
+_DECISION_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(decisions.AnyDecision)}
+
+
+class LogError(ValueError):
+    """A log that cannot be read; the message names the file and the line."""
+
+
+@functools.cache
+def _field_names(record_type: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(record_type))
+
+
+def plain(value: Any) -> Any:
+    """A value of the core as JSON types: dataclasses become objects, tuples lists, enums their value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, frozenset | set):
+        return sorted(plain(item) for item in value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value
+
+
+def restore(annotation: Any, value: Any) -> Any:
+    """The inverse of ``plain`` for the types the core uses, guided by a type annotation."""
+    origin = typing.get_origin(annotation)
+    if origin is tuple:
+        item_type = typing.get_args(annotation)[0]
+        return tuple(restore(item_type, item) for item in value)
+    if origin is not None and issubclass_safe(origin, Mapping):
+        item_type = typing.get_args(annotation)[1]
+        return {key: restore(item_type, item) for key, item in value.items()}
+    if origin is not None:  # a union: at most one member is a dataclass
+        members = [m for m in typing.get_args(annotation) if m is not type(None)]
+        return None if value is None else restore(members[0], value) if len(members) == 1 else value
+    if dataclasses.is_dataclass(annotation):
+        hints = typing.get_type_hints(annotation)
+        return typing.cast(Any, annotation)(
+            **{name: restore(hints[name], value[name]) for name in _field_names(typing.cast(type, annotation))}
+        )
+    if issubclass_safe(annotation, Enum):
+        return annotation(value)
+    return value
+
+
+def issubclass_safe(candidate: Any, parent: type) -> bool:
+    """``issubclass`` that answers False for what is not a class."""
+    return isinstance(candidate, type) and issubclass(candidate, parent)
+
+
+def event_from(record: Mapping[str, Any]) -> events.AnyEvent:
+    """The event of a record of kind ``event`` or ``outcome``."""
+    return restore(_EVENT_TYPES[record["type"]], record)
+
+
+def decision_from(record: Mapping[str, Any]) -> decisions.AnyDecision:
+    """The decision of a record of kind ``decision``."""
+    return restore(_DECISION_TYPES[record["type"]], record)
+
+
+class Log:
+    """Writes a log; keeps a running sha256 of everything after the header."""
+
+    def __init__(self, sink: TextIO, header: Mapping[str, Any]) -> None:
+        self._sink = sink
+        self._sha = hashlib.sha256()
+        self._seq = 0
+        sink.write(_line({"kind": "header", "schema": SCHEMA, **header}))
+
+    def write(self, kind: str, at_ns: int, **fields: Any) -> int:
+        """Append a record and return its ``seq``."""
+        self._seq += 1
+        line = _line({"kind": kind, "seq": self._seq, "at_ns": at_ns, **fields})
+        self._sink.write(line)
+        self._sha.update(line.encode())
+        return self._seq
+
+    def event(self, event: events.AnyEvent) -> int:
+        """Append a fact."""
+        fields = plain(event)
+        kind = "outcome" if fields.get("decision") is not None else "event"
+        return self.write(kind, type=type(event).__name__, **fields)
+
+    def decision(self, decision: decisions.AnyDecision, at_ns: int, cause: int) -> int:
+        """Append a decision and the event that caused it."""
+        return self.write("decision", at_ns, type=type(decision).__name__, cause=cause, **plain(decision))
+
+    def sha256(self) -> str:
+        """Hex digest of every record so far, without the header."""
+        return self._sha.hexdigest()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._sink.flush()
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Header and records of a log file. One torn last line is tolerated; anything else raises ``LogError``."""
+    records = list(_records(path))
+    if not records or records[0].get("kind") != "header":
+        raise LogError(f"{path}: line 1: not a molt log (no header)")
+    if records[0].get("schema") != SCHEMA:
+        raise LogError(f"{path}: line 1: schema {records[0].get('schema')!r}, this version reads {SCHEMA}")
+    return records[0], records[1:]
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as source:
+        lines = source.readlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if number == len(lines) and not line.endswith("\n"):
+                return
+            raise LogError(f"{path}: line {number}: {error}") from error
+        yield record

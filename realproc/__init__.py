@@ -1,0 +1,1 @@
+"""Real processes under real memory pressure."""

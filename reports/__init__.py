@@ -1,0 +1,1 @@
+"""Code that turns logs into numbers, tables and pages."""
