@@ -1,6 +1,7 @@
 """Requests of the scheduler to its world. Lever = the kind, Decision = the instance.
 
 Every decision carries its prediction; the world answers with an outcome event that carries the measurement.
+``route`` is how the tenant's cache gets to ``dest``; ``None`` means that it already has the geometry of ``dest``.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Demote(Decision):
     tenant: str
     source: str
     dest: str
-    route: RouteKind
+    route: RouteKind | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Promote(Decision):
     tenant: str
     source: str
     dest: str
-    route: RouteKind
+    route: RouteKind | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Unpark(Decision):
     """Recovery of lever 3: let a parked tenant go on, on the rung of its cache or another."""
 
     tenant: str
-    source: str | None
+    source: str
     dest: str
     route: RouteKind | None
 

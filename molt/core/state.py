@@ -1,0 +1,228 @@
+"""What the scheduler believes, and how facts and its own requests change that belief.
+
+Rules of this module:
+- ``State`` is a value; ``after_event`` and ``after_decision`` return a new one and touch nothing else.
+- A request is believed to take effect at once. The outcome that arrives later corrects the belief where the world
+  did otherwise.
+- Of a tenant's ``known`` tokens (prompt and produced so far) all but the last belong into its cache; the last one
+  is fed by the decode step that yields the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import assert_never
+
+from molt.core import decisions as d
+from molt.core import events as e
+from molt.core.ladder import RouteKind
+
+
+class Phase(StrEnum):
+    """Where a tenant stands."""
+
+    WAITING = "waiting"  # arrived, has no cache yet
+    ACTIVE = "active"  # has a cache and a rung to run on (the rung may still be on its way)
+    PARKED = "parked"  # has a cache and no rung
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One unfinished answer as the scheduler sees it. Lengths are tokens, capacities cells."""
+
+    name: str
+    kind: e.TenantKind
+    attempt: int
+    order: int
+    prompt_tokens: int
+    max_tokens: int
+    phase: Phase = Phase.WAITING
+    deferred: bool = False
+    target: str | None = None
+    cache_rung: str | None = None
+    capacity: int = 0
+    read: int = 0
+    dropped: int = 0
+    produced: int = 0
+    served: int = 0
+
+    @property
+    def known(self) -> int:
+        """Tokens of the prompt and the answer so far."""
+        return self.prompt_tokens + self.produced
+
+    @property
+    def cells(self) -> int:
+        """Cells of the cache in use."""
+        return self.read - self.dropped
+
+    @property
+    def backlog(self) -> int:
+        """Known tokens still to be read before the next decode step."""
+        return self.known - 1 - self.read
+
+    @property
+    def full_capacity(self) -> int:
+        """Cells that suffice until the end of the answer."""
+        return self.prompt_tokens + self.max_tokens - 1 - self.dropped
+
+    @property
+    def switching(self) -> bool:
+        """Whether the cache has still to be taken to the rung the tenant is to run on."""
+        return self.phase is Phase.ACTIVE and self.cache_rung != self.target
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything the scheduler believes. ``tenants`` are in order of arrival and never mutated in place."""
+
+    now_ns: int = 0
+    alive: bool = True
+    budget_bytes: int = 0
+    resident: frozenset[str] = frozenset()
+    loading: frozenset[str] = frozenset()
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+    arrivals: int = 0
+    last_down_ns: int | None = None
+    last_up_ns: int | None = None
+
+    @property
+    def occupied(self) -> frozenset[str]:
+        """Rungs whose weights take memory: resident or on their way."""
+        return self.resident | self.loading
+
+
+def after_event(state: State, event: e.AnyEvent) -> State:
+    """The belief after a fact. Facts about tenants that are gone change nothing but the time."""
+    state = replace(state, now_ns=max(state.now_ns, event.at_ns))
+    match event:
+        case e.BudgetChanged():
+            return replace(state, budget_bytes=event.budget_bytes)
+        case e.TenantArrived():
+            return _arrived(state, event)
+        case e.TenantCancelled() | e.TenantFinished():
+            return _without(state, event.tenant)
+        case e.ProcessKilled():
+            return replace(state, alive=False, resident=frozenset(), loading=frozenset(), tenants={})
+        case e.ProcessStarted():
+            return replace(state, alive=True, last_down_ns=None, last_up_ns=None)
+        case e.RungLoaded():
+            if event.rung not in state.loading:
+                return state
+            return replace(state, loading=state.loading - {event.rung}, resident=state.resident | {event.rung})
+        case e.LoadFailed():
+            return replace(state, loading=state.loading - {event.rung})
+        case e.Switched():
+            return _change(state, event.tenant, lambda t: _landed(t, event.dest))
+        case e.SwitchFailed():
+            return _change(state, event.tenant, lambda t: _reset_cache(t, event.dest))
+        case e.PromptRead():
+            return _change(state, event.tenant, lambda t: replace(t, read=t.read + event.tokens))
+        case e.TokensProduced():
+            return _change(state, event.tenant, lambda t: _produced(t, event.count))
+        case e.TimerFired() | e.RungReleased() | e.TenantParked() | e.ContextShed():
+            return state
+        case _:
+            assert_never(event)
+
+
+def after_decision(state: State, decision: d.AnyDecision) -> State:
+    """The belief once a request has gone out."""
+    match decision:
+        case d.Defer():
+            return _change(state, decision.tenant, lambda t: replace(t, deferred=True))
+        case d.Admit():
+            return _change(state, decision.tenant, lambda t: _admitted(t, decision))
+        case d.Demote():
+            return _down(_change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route)))
+        case d.Promote():
+            return _up(_change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route)))
+        case d.Park():
+            return _down(_change(state, decision.tenant, _parked))
+        case d.Unpark():
+            return _up(_change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route)))
+        case d.Shed():
+            return _down(_change(state, decision.tenant, lambda t: _shed(t, decision.keep_cells)))
+        case d.Release():
+            gone = {decision.rung}
+            return replace(state, resident=state.resident - gone, loading=state.loading - gone)
+        case d.Load():
+            return replace(state, loading=state.loading | {decision.rung})
+        case _:
+            assert_never(decision)
+
+
+def _arrived(state: State, event: e.TenantArrived) -> State:
+    peers = [t.served for t in state.tenants.values() if t.kind is event.tenant_kind]
+    tenant = Tenant(
+        name=event.tenant,
+        kind=event.tenant_kind,
+        attempt=event.attempt,
+        order=state.arrivals,
+        prompt_tokens=event.prompt_tokens,
+        max_tokens=event.max_tokens,
+        served=min(peers, default=0),  # a newcomer has no claim on turns from before its time
+    )
+    return replace(state, tenants={**state.tenants, tenant.name: tenant}, arrivals=state.arrivals + 1)
+
+
+def _without(state: State, name: str) -> State:
+    return replace(state, tenants={key: tenant for key, tenant in state.tenants.items() if key != name})
+
+
+def _change(state: State, name: str, change) -> State:  # type: ignore[no-untyped-def]
+    if name not in state.tenants:
+        return state
+    return replace(state, tenants={**state.tenants, name: change(state.tenants[name])})
+
+
+def _down(state: State) -> State:
+    return replace(state, last_down_ns=state.now_ns)
+
+
+def _up(state: State) -> State:
+    return replace(state, last_up_ns=state.now_ns)
+
+
+def _admitted(tenant: Tenant, decision: d.Admit) -> Tenant:
+    return replace(
+        tenant,
+        phase=Phase.ACTIVE,
+        target=decision.rung,
+        cache_rung=decision.rung,
+        capacity=decision.capacity,
+    )
+
+
+def _retarget(tenant: Tenant, dest: str, route: RouteKind | None) -> Tenant:
+    if route is RouteKind.REREAD:
+        return _reset_cache(tenant, dest)
+    if route is None:  # the cache is already there
+        return replace(tenant, phase=Phase.ACTIVE, target=dest, capacity=tenant.full_capacity)
+    return replace(tenant, phase=Phase.ACTIVE, target=dest, capacity=tenant.cells)
+
+
+def _landed(tenant: Tenant, dest: str) -> Tenant:
+    return replace(tenant, cache_rung=dest, capacity=tenant.full_capacity)
+
+
+def _reset_cache(tenant: Tenant, dest: str) -> Tenant:
+    fresh = replace(tenant, phase=Phase.ACTIVE, target=dest, cache_rung=dest, read=0, dropped=0)
+    return replace(fresh, capacity=fresh.full_capacity)
+
+
+def _parked(tenant: Tenant) -> Tenant:
+    return replace(tenant, phase=Phase.PARKED, target=None, capacity=tenant.cells)
+
+
+def _shed(tenant: Tenant, keep: int) -> Tenant:
+    shed = replace(tenant, read=0, dropped=0) if keep == 0 else replace(tenant, dropped=tenant.read - keep)
+    trimmed = tenant.phase is Phase.PARKED or tenant.switching
+    return replace(shed, capacity=shed.cells if trimmed else shed.full_capacity)
+
+
+def _produced(tenant: Tenant, count: int) -> Tenant:
+    return replace(
+        tenant, produced=tenant.produced + count, read=tenant.read + count, served=tenant.served + count
+    )

@@ -1,0 +1,90 @@
+"""Who takes the next step: foreground before batch, and within a kind in turns of ``TURN_TOKENS`` tokens.
+
+A step is read off the state, never stored in it. However a world cuts the steps, the turns come out the same:
+they depend on the tokens a tenant was served, not on how many steps those took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from molt.core.events import TenantKind
+from molt.core.state import Phase, State, Tenant
+
+TURN_TOKENS = 8
+READ_CHUNK_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStep:
+    """Bring the weights of ``rung`` in, or a part of them."""
+
+    rung: str
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchStep:
+    """Take a tenant's cache from the rung it is in to the rung it is to run on."""
+
+    tenant: str
+    source: str
+    dest: str
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells."""
+
+    tenant: str
+    rung: str
+    tokens: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """Produce up to ``tokens`` tokens, on top of ``context`` cells."""
+
+    tenant: str
+    rung: str
+    tokens: int
+    context: int
+
+
+Step = LoadStep | SwitchStep | ReadStep | DecodeStep
+
+
+def in_turn(state: State) -> list[Tenant]:
+    """The tenants in the order in which they would be served."""
+    return sorted(
+        state.tenants.values(),
+        key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.served // TURN_TOKENS, t.order),
+    )
+
+
+def next_step(state: State) -> Step | None:
+    """The step to take now, or ``None`` when nothing can be done before the next event."""
+    for tenant in in_turn(state):
+        if tenant.phase is not Phase.ACTIVE or tenant.target is None or tenant.cache_rung is None:
+            continue
+        if tenant.target in state.loading:
+            return LoadStep(tenant.target)
+        if tenant.target not in state.resident:
+            continue
+        if tenant.switching:
+            return SwitchStep(tenant.name, tenant.cache_rung, tenant.target, tenant.cells)
+        if tenant.backlog > 0:
+            tokens = min(tenant.backlog, READ_CHUNK_TOKENS)
+            return ReadStep(tenant.name, tenant.target, tokens, tenant.cells)
+        tokens = min(tenant.max_tokens - tenant.produced, _turn_left(tenant, state))
+        return DecodeStep(tenant.name, tenant.target, tokens, tenant.cells)
+    return None
+
+
+def _turn_left(tenant: Tenant, state: State) -> int:
+    rivals = any(
+        other.kind is tenant.kind and other.name != tenant.name and other.phase is Phase.ACTIVE
+        for other in state.tenants.values()
+    )
+    return TURN_TOKENS - tenant.served % TURN_TOKENS if rivals else tenant.max_tokens
