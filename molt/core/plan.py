@@ -1,0 +1,174 @@
+"""A plan says where every tenant should be; ``requests`` turns the difference to the present into decisions.
+
+A policy states the goal and never the way there. The way is the same for all: shed, park and re-target first, then
+release weights (*release first*), then open caches, then load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from molt.core import decisions as d
+from molt.core.budget import cache_bytes, landed_bytes, peak_bytes, usage_bytes
+from molt.core.costs import CostModel
+from molt.core.ladder import Ladder, RouteKind
+from molt.core.state import Phase, State, Tenant, after_decision
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Be active on ``rung``. ``carry`` false reads the tokens again instead of taking the cache along."""
+
+    rung: str
+    carry: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Be parked, with at most ``keep_cells`` cells (``None``: all of them; 0: read again later)."""
+
+    keep_cells: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Stay out until there is room."""
+
+
+Placement = Run | Rest | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where every tenant should be. Tenants not named stay as they are.
+
+    ``keep`` are resident rungs to keep although nobody runs on them; every other unused rung is released.
+    ``revisit_ns`` is when the policy wants to be asked again even if nothing happens.
+    """
+
+    placements: Mapping[str, Placement]
+    keep: frozenset[str] = frozenset()
+    revisit_ns: int | None = None
+
+
+def requests(state: State, plan: Plan, ladder: Ladder, costs: CostModel) -> list[d.AnyDecision]:
+    """The decisions that lead from ``state`` to ``plan``, in the order in which they must be carried out."""
+    asked: list[d.AnyDecision] = []
+    for decision in _changes(state, plan, ladder):
+        predicted = _with_prediction(state, decision, ladder, costs)
+        asked.append(predicted)
+        state = after_decision(state, predicted)
+    return asked
+
+
+def outcome(state: State, plan: Plan, ladder: Ladder) -> State:
+    """The state that would be believed once every decision towards ``plan`` has gone out."""
+    for decision in _changes(state, plan, ladder):
+        state = after_decision(state, decision)
+    return state
+
+
+def _changes(state: State, plan: Plan, ladder: Ladder) -> Iterator[d.AnyDecision]:
+    admissions: list[d.AnyDecision] = []
+    needed = set(plan.keep & state.resident)
+    for tenant in state.tenants.values():
+        placement = plan.placements.get(tenant.name)
+        needed |= _rungs_needed(tenant, placement)
+        for decision in _tenant_changes(tenant, placement, ladder):
+            if isinstance(decision, d.Admit | d.Unpark):
+                admissions.append(decision)
+            else:
+                yield decision
+    for rung in ladder.rungs:
+        if rung.name in state.occupied and rung.name not in needed:
+            yield d.Release(rung=rung.name)
+    yield from admissions
+    for rung in ladder.rungs:
+        if rung.name in needed and rung.name not in state.occupied:
+            yield d.Load(rung=rung.name)
+
+
+def _rungs_needed(tenant: Tenant, placement: Placement | None) -> set[str]:
+    match placement:
+        case Run():
+            return {placement.rung}
+        case None if tenant.target is not None:
+            return {tenant.target}
+        case _:
+            return set()
+
+
+def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder) -> Iterator[d.AnyDecision]:
+    match placement:
+        case Run() if tenant.phase is Phase.WAITING:
+            yield d.Admit(tenant=tenant.name, rung=placement.rung, capacity=tenant.full_capacity)
+        case Run() if tenant.target != placement.rung:
+            yield _move(tenant, placement, ladder)
+        case Rest() if tenant.phase is not Phase.WAITING:
+            if tenant.phase is Phase.ACTIVE:
+                yield d.Park(tenant=tenant.name)
+            if placement.keep_cells is not None and placement.keep_cells < tenant.cells:
+                yield d.Shed(tenant=tenant.name, keep_cells=placement.keep_cells)
+        case Wait() if tenant.phase is Phase.WAITING and not tenant.deferred:
+            yield d.Defer(tenant=tenant.name)
+
+
+def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
+    dest = placement.rung
+    route = route_kind(tenant, dest, ladder, carry=placement.carry)
+    if tenant.phase is Phase.PARKED:
+        assert tenant.cache_rung is not None
+        return d.Unpark(tenant=tenant.name, source=tenant.cache_rung, dest=dest, route=route)
+    assert tenant.target is not None
+    down = ladder.index(dest) > ladder.index(tenant.target)
+    lever = d.Demote if down else d.Promote
+    return lever(tenant=tenant.name, source=tenant.target, dest=dest, route=route)
+
+
+def route_kind(tenant: Tenant, dest: str, ladder: Ladder, *, carry: bool) -> RouteKind | None:
+    """How a tenant's cache gets to ``dest``: ``None`` when it is there, re-read when it is empty or not carried."""
+    assert tenant.cache_rung is not None
+    if tenant.cache_rung == dest and carry:
+        return None
+    if tenant.cells == 0 or not carry:
+        return RouteKind.REREAD
+    return ladder.route(tenant.cache_rung, dest).kind
+
+
+def _with_prediction(
+    state: State, decision: d.AnyDecision, ladder: Ladder, costs: CostModel
+) -> d.AnyDecision:
+    after = after_decision(state, decision)
+    freed = usage_bytes(state, ladder) - usage_bytes(after, ladder)
+    duration, kl = _duration_and_kl(after, decision, ladder, costs)
+    if isinstance(decision, d.Demote | d.Promote | d.Unpark):
+        tenant = after.tenants[decision.tenant]
+        if tenant.switching:
+            freed = cache_bytes(state.tenants[decision.tenant], ladder) - landed_bytes(tenant, ladder)
+    prediction = d.Prediction(
+        freed_bytes=freed, peak_bytes=peak_bytes(after, ladder), duration_ns=duration, kl=kl
+    )
+    return replace(decision, prediction=prediction)
+
+
+def _duration_and_kl(
+    after: State, decision: d.AnyDecision, ladder: Ladder, costs: CostModel
+) -> tuple[int, float]:
+    match decision:
+        case d.Load():
+            return costs.rungs[decision.rung].load_ns, 0.0
+        case d.Release():
+            return costs.rungs[decision.rung].release_ns, 0.0
+        case d.Demote() | d.Promote() | d.Unpark():
+            tenant = after.tenants[decision.tenant]
+            if tenant.switching:
+                assert tenant.cache_rung is not None
+                route = costs.route(tenant.cache_rung, decision.dest)
+                return (0, 0.0) if route is None else (route.switch.ns(tenant.cells, 0), route.expected_kl)
+            unread = max(0, tenant.backlog)
+            return (costs.rungs[decision.dest].read.ns(unread, unread // 2) if unread else 0), 0.0
+        case _:
+            return 0, 0.0
+
+

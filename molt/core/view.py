@@ -1,0 +1,77 @@
+"""The read-only picture a policy decides on, and the contract of a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from molt.core import budget
+from molt.core.costs import CostModel
+from molt.core.events import TenantKind
+from molt.core.ladder import Ladder
+from molt.core.plan import Plan, outcome
+from molt.core.state import Phase, State, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """State, ladder and costs at one instant; everything else is derived."""
+
+    state: State
+    ladder: Ladder
+    costs: CostModel
+
+    @property
+    def now_ns(self) -> int:
+        """Time of the event being handled."""
+        return self.state.now_ns
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the OS allows now."""
+        return self.state.budget_bytes
+
+    @property
+    def usage_bytes(self) -> int:
+        """What is allocated now, as believed."""
+        return budget.usage_bytes(self.state, self.ladder)
+
+    def peak_of(self, plan: Plan) -> int:
+        """The highest usage between now and the plan's being reached."""
+        return budget.peak_bytes(outcome(self.state, plan, self.ladder), self.ladder)
+
+    def fits(self, plan: Plan, margin: float = 0.0) -> bool:
+        """Whether the plan stays within the budget, less a share ``margin`` of it, at every moment."""
+        return self.peak_of(plan) <= self.budget_bytes * (1.0 - margin)
+
+    def admitted(self) -> list[Tenant]:
+        """Tenants that have a cache, in order of arrival."""
+        return [t for t in self.state.tenants.values() if t.phase is not Phase.WAITING]
+
+    def waiting(self) -> list[Tenant]:
+        """Tenants that have none yet: foreground first, then in order of arrival."""
+        waiting = [t for t in self.state.tenants.values() if t.phase is Phase.WAITING]
+        return sorted(waiting, key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.order))
+
+    def level(self) -> int | None:
+        """Index of the lowest rung an active tenant is to run on; ``None`` when nobody is active."""
+        targets = [t.target for t in self.state.tenants.values() if t.target is not None]
+        return max((self.ladder.index(target) for target in targets), default=None)
+
+
+class Policy(Protocol):
+    """A pure function of a ``View``. Parameters are the fields of a frozen dataclass.
+
+    ``name`` is what scenarios call it. ``promises`` are the invariants it undertakes to keep: ``"never_killed"``
+    and ``"bounded_overshoot"``; a checker holds it to them. ``min_cells`` is how far it would shed a cache.
+    """
+
+    name: ClassVar[str]
+    promises: ClassVar[frozenset[str]]
+
+    @property
+    def min_cells(self) -> int:
+        """Cells that shedding always leaves a tenant; 0 when it may drop a cache whole."""
+
+    def decide(self, view: View) -> Plan:
+        """Where every tenant should be, given what is believed now."""
