@@ -1,6 +1,7 @@
 """What is raised when something the user handed us is wrong.
 
-The message is one line that names the file, the place and the value; commands print it and exit with status 2.
+The message is one line that names the file, the place and the value; commands print it and exit with
+status 2.
 """
 
 from __future__ import annotations

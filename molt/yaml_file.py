@@ -2,9 +2,8 @@
 
 Rules of this module:
 
-- Only ``dict``, ``list``, ``str``, ``int``, ``float``, ``bool`` and ``None`` come out. Tags, anchors, aliases,
-  merge keys, directives and several documents in one file are refused, so that no file can build an object or
-  grow beyond its own size.
+- Only ``dict``, ``list``, ``str``, ``int``, ``float``, ``bool`` and ``None`` come out. Tags, anchors, aliases
+  and directives are refused, so that no file can build an object or grow beyond its own size.
 - Keys are text, exactly as written (``on`` is the key "on"), and may not repeat.
 - What another reader would take for something else is refused, not guessed: ``012``, ``.nan``, ``1e999``.
 - ``yes``, ``NO``, ``1:30``, ``1_000``, ``1,024`` and ``2024-01-01`` are text, as YAML 1.2 has it.
@@ -51,7 +50,7 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _OTHER_BASE = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_A_NUMBER = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_WORDS = {word: None for word in ("", "~", "null", "Null", "NULL")} | {
+_WORDS: dict[str, bool | None] = dict.fromkeys(("", "~", "null", "Null", "NULL")) | {
     word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
 }
 
@@ -74,9 +73,9 @@ def load(path: Path) -> object:
 def validate(model: type[M], data: object, path: Path) -> M:
     """``data`` (plain, as ``load`` returns it) as a ``model``.
 
-    Validated as JSON is: with a strict model a list is good for a tuple and text for an enum, but ``"1"`` is no
-    number. Raises ``InputError`` with one line that names the file, the place, the value and, for an unknown
-    word, the nearest valid one. The line number is that of ``path`` while its text still has such a place.
+    Validated as JSON is: with a strict model a list is good for a tuple and text for an enum, but ``"1"`` is
+    no number. Raises ``InputError`` with one line that names the file, the place, the value and, for an
+    unknown word, the nearest valid one. The line is that of ``path`` while its text still has such a place.
     """
     try:
         return model.model_validate_json(json.dumps(data))
@@ -113,23 +112,20 @@ def show(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# --- reading ---------------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 def _read(path: Path) -> tuple[object, dict[Place, int]]:
     """The data of a file, and the line (from 1) on which each place of it begins."""
-    text = _text(path)
-    lines: dict[Place, int] = {}
     try:
-        events = iter(YAML(typ="safe", pure=True).parse(text))
-        value = _document(events, path, lines)
+        reader = _Reader(path, iter(YAML(typ="safe", pure=True).parse(_text(path))))
+        return reader.document(), reader.lines
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
         raise InputError(f"{path}: {where}not YAML: {_one_line(error.problem or error.context)}") from None
     except YAMLError as error:
         raise InputError(f"{path}: not YAML: {_one_line(str(error))}") from None
-    return value, lines
 
 
 def _text(path: Path) -> str:
@@ -140,102 +136,106 @@ def _text(path: Path) -> str:
     if len(raw) > BYTES_MAX:
         raise InputError(f"{path}: {len(raw)} bytes; a file may have {BYTES_MAX}")
     try:
-        text = raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise InputError(f"{path}: line {line}: not UTF-8 (byte 0x{raw[error.start]:02x})") from None
-    if not text.strip():
-        raise InputError(f"{path}: the file is empty")
-    return text
 
 
-def _document(events: Iterator[Event], path: Path, lines: dict[Place, int]) -> object:
-    value: object = None
-    documents = 0
-    for event in events:
+class _Reader:
+    """Builds plain data from the parser's events, and notes the line of every place."""
+
+    def __init__(self, path: Path, events: Iterator[Event]) -> None:
+        self.path = path
+        self.events = events
+        self.lines: dict[Place, int] = {}
+
+    def document(self) -> object:
+        documents: list[object] = []
+        for event in self.events:
+            match event:
+                case StreamStartEvent() | StreamEndEvent() | DocumentEndEvent():
+                    pass
+                case DocumentStartEvent() if documents:
+                    raise self.refuse(event, "a second document; a file holds one")
+                case DocumentStartEvent() if event.version or event.tags:
+                    raise self.refuse(event, "a % directive; files are plain YAML 1.2")
+                case DocumentStartEvent():
+                    documents.append(self.value(next(self.events), ()))
+        if not documents:
+            raise InputError(f"{self.path}: the file is empty")
+        return documents[0]
+
+    def value(self, event: Event, place: Place) -> object:
+        self.lines.setdefault(place, event.start_mark.line + 1)
+        if len(place) > DEPTH_MAX:
+            raise self.refuse(event, f"nested deeper than {DEPTH_MAX} levels")
+        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
+            raise self.refuse(event, "anchors (&) and aliases (*) are not used here; write the value out")
+        if (tag := _explicit_tag(event)) is not None:
+            raise self.refuse(event, f"tag {tag}: only plain values are read, no objects are built")
         match event:
-            case StreamStartEvent() | StreamEndEvent() | DocumentEndEvent():
-                pass
-            case DocumentStartEvent():
-                documents += 1
-                if documents > 1:
-                    raise _refuse(path, event, "a second document; a file holds one")
-                if event.version or event.tags:
-                    raise _refuse(path, event, "a % directive; files are plain YAML 1.2")
-            case _:
-                value = _value(event, events, path, (), lines)
-    if documents == 0:
-        raise InputError(f"{path}: the file is empty")
-    return value
+            case ScalarEvent():
+                return self.scalar(event)
+            case SequenceStartEvent():
+                return self.sequence(place)
+            case MappingStartEvent():
+                return self.mapping(place)
+        raise AssertionError(f"no value begins with {event}")
+
+    def sequence(self, place: Place) -> list[object]:
+        items: list[object] = []
+        while not isinstance(event := next(self.events), SequenceEndEvent):
+            items.append(self.value(event, (*place, len(items))))
+        return items
+
+    def mapping(self, place: Place) -> dict[str, object]:
+        pairs: dict[str, object] = {}
+        while not isinstance(event := next(self.events), MappingEndEvent):
+            if not isinstance(event, ScalarEvent) or event.anchor or _explicit_tag(event) is not None:
+                raise self.refuse(event, "a key is plain text")
+            key = event.value
+            if key in pairs:
+                first = self.lines[(*place, key)]
+                raise self.refuse(event, f"key {key!r} a second time (first on line {first})")
+            self.lines[(*place, key)] = event.start_mark.line + 1
+            pairs[key] = self.value(next(self.events), (*place, key))
+        return pairs
+
+    def scalar(self, event: ScalarEvent) -> object:
+        text: str = event.value
+        if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+            raise self.refuse(event, f"{show(text)} holds half a surrogate pair")
+        if event.style is not None:  # quoted or a block: text, whatever it looks like
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        try:
+            return _number(text)
+        except ValueError as error:
+            raise self.refuse(event, str(error)) from None
+
+    def refuse(self, event: Event, reason: str) -> InputError:
+        return InputError(f"{self.path}: line {event.start_mark.line + 1}: {reason}")
 
 
-def _value(event: Event, events: Iterator[Event], path: Path, place: Place, lines: dict[Place, int]) -> object:
-    lines.setdefault(place, event.start_mark.line + 1)
-    if len(place) > DEPTH_MAX:
-        raise _refuse(path, event, f"nested deeper than {DEPTH_MAX} levels")
-    if isinstance(event, AliasEvent) or event.anchor:
-        raise _refuse(path, event, "anchors (&) and aliases (*) are not used here; write the value out")
-    if (tag := _explicit_tag(event)) is not None:
-        raise _refuse(path, event, f"tag {tag}: only plain values are read, no objects are built")
-    match event:
-        case ScalarEvent():
-            return _scalar(event, path)
-        case SequenceStartEvent():
-            return _sequence(events, path, place, lines)
-        case MappingStartEvent():
-            return _mapping(events, path, place, lines)
-    raise AssertionError(f"no value begins with {event}")
-
-
-def _sequence(events: Iterator[Event], path: Path, place: Place, lines: dict[Place, int]) -> list[object]:
-    items: list[object] = []
-    while not isinstance(event := next(events), SequenceEndEvent):
-        items.append(_value(event, events, path, (*place, len(items)), lines))
-    return items
-
-
-def _mapping(events: Iterator[Event], path: Path, place: Place, lines: dict[Place, int]) -> dict[str, object]:
-    pairs: dict[str, object] = {}
-    while not isinstance(event := next(events), MappingEndEvent):
-        if not isinstance(event, ScalarEvent) or event.anchor or _explicit_tag(event) is not None:
-            raise _refuse(path, event, "a key is plain text")
-        key = event.value
-        if key in pairs:
-            raise _refuse(path, event, f"key {key!r} a second time (first on line {lines[(*place, key)]})")
-        lines[(*place, key)] = event.start_mark.line + 1
-        pairs[key] = _value(next(events), events, path, (*place, key), lines)
-    return pairs
-
-
-def _scalar(event: ScalarEvent, path: Path) -> object:
-    text: str = event.value
-    if not text.isprintable() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise _refuse(path, event, f"{show(text)} holds half a surrogate pair")
-    if event.style is not None:  # quoted or a block: text, whatever it looks like
-        return text
-    if text in _WORDS:
-        return _WORDS[text]
+def _number(text: str) -> int | float | str:
+    """A plain scalar as the number it is, else as text; ``ValueError`` for what readers take differently."""
     if _LEADING_ZERO.fullmatch(text):
         plain = text.lstrip("+-").lstrip("0") or "0"
-        raise _refuse(path, event, f"{text}: a leading zero; write {plain}, or '{text}' if it is text")
+        raise ValueError(f"{text}: a leading zero; write {plain}, or '{text}' if it is text")
     if _NOT_A_NUMBER.fullmatch(text):
-        raise _refuse(path, event, f"{text} is not a finite number")
-    return _number(event, path)
-
-
-def _number(event: ScalarEvent, path: Path) -> int | float | str:
-    text: str = event.value
+        raise ValueError(f"{text} is not a finite number")
     is_int = _INT.fullmatch(text) or _OTHER_BASE.fullmatch(text)
     if not is_int and not _FLOAT.fullmatch(text):
         return text
     if len(text) > DIGITS_MAX:
-        raise _refuse(path, event, f"{show(text)}: a number of more than {DIGITS_MAX} characters")
+        raise ValueError(f"{show(text)}: a number of more than {DIGITS_MAX} characters")
     if is_int:
         return int(text, 0)
-    number = float(text)
-    if math.isinf(number):
-        raise _refuse(path, event, f"{text} is not a finite number")
-    return number
+    if math.isinf(float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return float(text)
 
 
 def _explicit_tag(event: Event) -> str | None:
@@ -243,15 +243,11 @@ def _explicit_tag(event: Event) -> str | None:
     return None if tag is None or not str(tag) or str(tag) == "None" else str(tag)
 
 
-def _refuse(path: Path, event: Event, reason: str) -> InputError:
-    return InputError(f"{path}: line {event.start_mark.line + 1}: {reason}")
-
-
 def _one_line(text: str | None) -> str:
     return " ".join((text or "cannot be parsed").split())
 
 
-# --- explaining what a model refused ---------------------------------------------------------------------------
+# --- explaining what a model refused ---
 
 
 def _at(path: Path, place: Place) -> str:
@@ -268,8 +264,8 @@ def _at(path: Path, place: Place) -> str:
 def _worst(problems: list[Any], model: type[BaseModel], data: object) -> tuple[Any, int]:
     """The problem to report, and how many others there are.
 
-    A value that could be one of several models is judged by the one it shares the most keys with. An unknown key
-    comes before the rest: a key missing elsewhere is often the same slip.
+    A value that could be one of several models is judged by the one it shares the most keys with. An unknown
+    key comes before the rest: a key missing elsewhere is often the same slip.
     """
     kept = [problem for problem in problems if _is_of_likeliest(problem["loc"], model, data)] or problems
     unknown = [problem for problem in kept if problem["type"] == "extra_forbidden"]
