@@ -103,7 +103,7 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
     match placement:
         case Run() if tenant.phase is Phase.WAITING:
             yield d.Admit(tenant=tenant.name, rung=placement.rung, capacity=tenant.full_capacity)
-        case Run() if tenant.target != placement.rung:
+        case Run() if tenant.target != placement.rung or (tenant.switching and not placement.carry):
             yield _move(tenant, placement, ladder)
         case Rest() if tenant.phase is not Phase.WAITING:
             if tenant.phase is Phase.ACTIVE:
@@ -117,13 +117,13 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
 def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
     dest = placement.rung
     route = route_kind(tenant, dest, ladder, carry=placement.carry)
+    assert tenant.cache_rung is not None
     if tenant.phase is Phase.PARKED:
-        assert tenant.cache_rung is not None
         return d.Unpark(tenant=tenant.name, source=tenant.cache_rung, dest=dest, route=route)
     assert tenant.target is not None
-    down = ladder.index(dest) > ladder.index(tenant.target)
-    lever = d.Demote if down else d.Promote
-    return lever(tenant=tenant.name, source=tenant.target, dest=dest, route=route)
+    before = tenant.target if tenant.target != dest else tenant.cache_rung
+    lever = d.Demote if ladder.index(dest) > ladder.index(before) else d.Promote
+    return lever(tenant=tenant.name, source=tenant.cache_rung, dest=dest, route=route)
 
 
 def route_kind(tenant: Tenant, dest: str, ladder: Ladder, *, carry: bool) -> RouteKind | None:

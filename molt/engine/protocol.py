@@ -29,9 +29,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Tokens of one run: ids, their text (a piece holds whole characters, so some are empty), and why it ended:
-    ``None`` (not at an end), ``"stop"`` (end-of-text produced) or ``"length"``."""
+    """One run of ``count`` tokens: ids and text (a piece holds whole characters, so some are empty), both empty
+    where an engine models only costs, and why it ended: ``None`` (not at an end), ``"stop"`` (end-of-text
+    produced) or ``"length"``."""
 
+    count: int
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
     finish: str | None

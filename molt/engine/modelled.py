@@ -1,0 +1,107 @@
+"""An engine that keeps the books and produces no tokens: fast enough for sweeps, equal to the real one in bytes.
+
+An answer that may stop early runs to ``max_tokens`` here, because only a model knows where it would have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from molt.core.events import Handoff
+from molt.core.ladder import Ladder, RouteKind
+from molt.engine.protocol import Decoded, Request, SwitchError
+
+
+@dataclass(slots=True)
+class _Generation:
+    request: Request
+    rung: str
+    capacity: int
+    read: int = 0
+    dropped: int = 0
+    produced: int = 0
+
+
+class ModelledEngine:
+    """Implements ``molt.engine.protocol.Engine`` over a ladder's numbers alone."""
+
+    def __init__(self, ladder: Ladder) -> None:
+        self._ladder = ladder
+        self._resident: set[str] = set()
+        self._generations: dict[str, _Generation] = {}
+
+    def load(self, rung: str) -> None:
+        self._ladder.rung(rung)
+        self._resident.add(rung)
+
+    def release(self, rung: str) -> int:
+        freed = self.weight_bytes(rung)
+        self._resident.discard(rung)
+        return freed
+
+    def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
+        self._generations[tenant] = _Generation(request, rung, capacity)
+
+    def read(self, tenant: str, tokens: int) -> None:
+        generation = self._generations[tenant]
+        self._check_resident(generation.rung)
+        generation.read += tokens
+        assert generation.read <= len(generation.request.prompt_ids) + generation.produced - 1
+        assert generation.read - generation.dropped <= generation.capacity
+
+    def decode(self, tenant: str, count: int) -> Decoded:
+        generation = self._generations[tenant]
+        self._check_resident(generation.rung)
+        assert generation.read == len(generation.request.prompt_ids) + generation.produced - 1
+        produced = min(count, generation.request.max_tokens - generation.produced)
+        generation.produced += produced
+        generation.read += produced
+        assert generation.read - generation.dropped <= generation.capacity
+        done = generation.produced == generation.request.max_tokens
+        return Decoded(ids=(), pieces=(), finish="length" if done else None, count=produced)
+
+    def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int) -> Handoff | None:
+        generation = self._generations[tenant]
+        self._check_resident(dest)
+        if generation.read - generation.dropped > capacity:
+            raise SwitchError(f"{generation.read - generation.dropped} cells do not fit {capacity}")
+        generation.rung = dest
+        generation.capacity = capacity
+        return None
+
+    def park(self, tenant: str) -> int:
+        before = self.cache_bytes(tenant)
+        generation = self._generations[tenant]
+        generation.capacity = generation.read - generation.dropped
+        return before - self.cache_bytes(tenant)
+
+    def grow(self, tenant: str, capacity: int) -> None:
+        self._generations[tenant].capacity = capacity
+
+    def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
+        before = self.cache_bytes(tenant)
+        generation = self._generations[tenant]
+        if keep_cells == 0:
+            generation.rung = rung
+            generation.read = generation.dropped = 0
+        else:
+            generation.dropped = generation.read - keep_cells
+        generation.capacity = keep_cells
+        return before - self.cache_bytes(tenant)
+
+    def finish(self, tenant: str) -> None:
+        del self._generations[tenant]
+
+    def kill(self) -> None:
+        self._resident.clear()
+        self._generations.clear()
+
+    def cache_bytes(self, tenant: str) -> int:
+        generation = self._generations.get(tenant)
+        return 0 if generation is None else self._ladder.rung(generation.rung).kv_bytes(generation.capacity)
+
+    def weight_bytes(self, rung: str) -> int:
+        return self._ladder.rung(rung).weight_bytes if rung in self._resident else 0
+
+    def _check_resident(self, rung: str) -> None:
+        assert rung in self._resident, f"rung {rung!r} is not resident"

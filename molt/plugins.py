@@ -1,0 +1,84 @@
+"""Finds policies by name and builds them from a scenario's parameters.
+
+A policy is named by the table of entry points ``molt.policies`` (an installed package may add to it) or as
+``module:Class``. Its parameters are the fields of its dataclass; a field ``cooldown_ns`` is written ``cooldown: 2s``
+and a field ``reserve_bytes`` is written ``reserve: 4MiB``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from molt import units
+from molt.core.view import Policy
+from molt.errors import InputError
+
+GROUP = "molt.policies"
+
+
+def known_policies() -> tuple[str, ...]:
+    """Names of the installed policies, sorted."""
+    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+
+
+def make_policy(name: str, params: Mapping[str, object]) -> Policy:
+    """The policy of that name (or ``module:Class``) with these parameters; ``InputError`` in one line otherwise."""
+    policy_class = _policy_class(name)
+    if not (dataclasses.is_dataclass(policy_class) and callable(getattr(policy_class, "decide", None))):
+        raise InputError(f"policy {name!r}: not a dataclass with a decide method")
+    arguments = dict(_argument(name, policy_class, key, value) for key, value in params.items())
+    try:
+        return policy_class(**arguments)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"policy {name!r}: {error}") from error
+
+
+def _policy_class(name: str) -> Any:
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise InputError(f"policy {name!r}: {error}") from error
+    matches = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in matches:
+        raise InputError(f"policy {name!r}: unknown, {_nearest(name, list(matches))}")
+    return matches[name].load()
+
+
+def _argument(policy: str, policy_class: Any, key: str, value: object) -> tuple[str, object]:
+    fields = {field.name.removesuffix("_ns").removesuffix("_bytes"): field for field in dataclasses.fields(policy_class)}
+    if key not in fields:
+        raise InputError(f"policy {policy!r}: {key!r}: unknown parameter, {_nearest(key, list(fields))}")
+    field = fields[key]
+    try:
+        if field.name.endswith("_ns"):
+            return field.name, units.parse_duration(_text(value))
+        if field.name.endswith("_bytes"):
+            return field.name, units.parse_size(_text(value))
+    except ValueError as error:
+        raise InputError(f"policy {policy!r}: {key}: {error}") from error
+    wanted = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}.get(str(field.type))
+    if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
+        raise InputError(f"policy {policy!r}: {key}: {value!r} is not {_article(str(field.type))}")
+    return field.name, value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} needs a unit")
+    return value
+
+
+def _nearest(word: str, words: list[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.0)
+    return f"nearest: {close[0]!r}" if close else "there are none"
+
+
+def _article(kind: str) -> str:
+    return {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}[kind]

@@ -1,0 +1,26 @@
+"""What every policy does with newcomers: let them in, in order, for as long as there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from molt.core.plan import Placement, Plan, Run, Wait
+from molt.core.state import Tenant
+from molt.core.view import View
+
+
+def admit_while_room(
+    view: View, plan: Plan, newcomers: Iterable[Tenant], rung: str, margin: float = 0.0
+) -> Plan:
+    """``plan`` with as many newcomers on ``rung`` as fit; from the first that does not, all wait."""
+    full = False
+    for newcomer in newcomers:
+        grown = _placing(plan, newcomer, Run(rung))
+        full = full or not view.fits(grown, margin)
+        plan = _placing(plan, newcomer, Wait()) if full else grown
+    return plan
+
+
+def _placing(plan: Plan, tenant: Tenant, placement: Placement) -> Plan:
+    return replace(plan, placements={**plan.placements, tenant.name: placement})

@@ -1,0 +1,148 @@
+"""Molt: change the model between two tokens and take the attention state along.
+
+The policy is a list of *postures* in order of increasing harm; it takes the first that fits the budget with every
+transient on the way there:
+
+====  =====================================================================================================
+0     everybody runs, on the largest rung possible; batch newcomers wait if they do not fit (defer, demote)
+1     everybody runs, but the caches are read again (where the transient of carrying them does not fit)
+2     on the smallest rung, some are parked: batch before foreground, the latest first (park)
+3     all are parked, with their caches (park)
+4     all are parked and the oldest context goes, as far as needed, down to ``min_cells`` (shed)
+====  =====================================================================================================
+
+Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so
+that an oscillating budget does not make the models oscillate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from molt.core.events import TenantKind
+from molt.core.plan import Placement, Plan, Rest, Run, Wait
+from molt.core.state import Phase, Tenant
+from molt.core.view import View
+from molt.policies.admission import admit_while_room
+
+Rank = tuple[int, int]
+"""How harmful a posture is: (0, level of the rung), (1, tenants not running), (2, 0) all parked, (3, 0) shed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Molt:
+    """Parameters: ``cooldown_ns`` between a change and the next recovery; ``margin``, the share of the budget
+    that must stay free for a recovery; ``min_cells`` that shedding leaves (sinks and the most recent tokens)."""
+
+    cooldown_ns: int = 2_000_000_000
+    margin: float = 0.05
+    min_cells: int = 32
+
+    name: ClassVar[str] = "molt"
+    promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
+
+    def __post_init__(self) -> None:
+        if self.cooldown_ns < 0:
+            raise ValueError(f"cooldown must not be negative, is {self.cooldown_ns} ns")
+        if not 0.0 <= self.margin < 1.0:
+            raise ValueError(f"margin must be at least 0 and below 1, is {self.margin}")
+        if self.min_cells < 8:
+            raise ValueError(f"min_cells must be at least 8 (4 sinks and 4 recent), is {self.min_cells}")
+
+    def decide(self, view: View) -> Plan:
+        """The least harmful posture that fits."""
+        here = _present_rank(view)
+        cool_ns = self._cool_at_ns(view)
+        revisit_ns: int | None = None
+        for rank, plan in self._postures(view):
+            recovery = here is not None and rank < here
+            if not view.fits(plan, self.margin if recovery else 0.0):
+                continue
+            if recovery and view.now_ns < cool_ns:
+                revisit_ns = cool_ns
+                continue
+            return replace(plan, revisit_ns=revisit_ns)
+        return replace(self._shed(view), revisit_ns=revisit_ns)
+
+    def _cool_at_ns(self, view: View) -> int:
+        changes = [t for t in (view.state.last_down_ns, view.state.last_up_ns) if t is not None]
+        return max(changes, default=-self.cooldown_ns) + self.cooldown_ns
+
+    def _postures(self, view: View) -> Iterator[tuple[Rank, Plan]]:
+        must = _must_run(view)
+        if not must:
+            yield (0, 0), Plan(placements={}, keep=view.state.resident)
+            yield (0, 0), Plan(placements={})
+            return
+        levels = range(len(view.ladder.rungs))
+        for carry in (True, False):
+            for level in levels:
+                yield (0, level), self._all_run(view, must, view.ladder.rungs[level].name, carry=carry)
+        for out in range(1, len(must)):
+            for carry in (True, False):
+                yield (1, out), _some_run(view, must, out, carry=carry)
+        yield (2, 0), _placed(view, {tenant.name: _aside(tenant) for tenant in must})
+
+    def _all_run(self, view: View, must: list[Tenant], rung: str, *, carry: bool) -> Plan:
+        plan = Plan(placements={tenant.name: Run(rung, carry) for tenant in must})
+        others = [tenant for tenant in view.waiting() if tenant not in must]
+        return admit_while_room(view, plan, others, rung, self.margin)
+
+    def _shed(self, view: View) -> Plan:
+        """All parked; contexts shortened, the least protected first, until the rest fits or nothing is left."""
+        placements: dict[str, Placement] = {tenant.name: _aside(tenant) for tenant in _must_run(view)}
+        excess = view.peak_of(_placed(view, placements)) - view.budget_bytes
+        for tenant in reversed(_by_protection(view.admitted())):
+            assert tenant.cache_rung is not None
+            cell_bytes = view.ladder.rung(tenant.cache_rung).kv.bytes_per_token
+            cells = min(max(0, tenant.cells - self.min_cells), max(0, -(-excess // cell_bytes)))
+            if cells:
+                placements[tenant.name] = Rest(keep_cells=tenant.cells - cells)
+                excess -= cells * cell_bytes
+        return _placed(view, placements)
+
+
+def _present_rank(view: View) -> Rank | None:
+    admitted = view.admitted()
+    parked = sum(tenant.phase is Phase.PARKED for tenant in admitted)
+    if not admitted:
+        return None
+    if parked == len(admitted):
+        return (2, 0)
+    return (1, parked) if parked else (0, view.level() or 0)
+
+
+def _must_run(view: View) -> list[Tenant]:
+    """Who has a claim to run, the best protected first.
+
+    Everybody admitted, and foreground newcomers: a person does not wait for a batch job. Nobody admitted: the first
+    in the queue, whoever it is.
+    """
+    waiting = view.waiting()
+    admitted = view.admitted()
+    claims = [tenant for tenant in waiting if tenant.kind is TenantKind.FOREGROUND]
+    if not admitted and not claims:
+        claims = waiting[:1]
+    return _by_protection(admitted + claims)
+
+
+def _by_protection(tenants: list[Tenant]) -> list[Tenant]:
+    return sorted(tenants, key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.order))
+
+
+def _some_run(view: View, must: list[Tenant], out: int, *, carry: bool) -> Plan:
+    bottom = view.ladder.bottom.name
+    placements: dict[str, Placement] = {tenant.name: Run(bottom, carry) for tenant in must[:-out]}
+    placements.update({tenant.name: _aside(tenant) for tenant in must[-out:]})
+    return _placed(view, placements)
+
+
+def _aside(tenant: Tenant) -> Placement:
+    return Wait() if tenant.phase is Phase.WAITING else Rest()
+
+
+def _placed(view: View, placements: dict[str, Placement]) -> Plan:
+    waiting: dict[str, Placement] = {tenant.name: Wait() for tenant in view.waiting()}
+    return Plan(placements={**waiting, **placements})

@@ -1,0 +1,45 @@
+"""Restart: switch to a smaller model when pressed and read the whole prompt again on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from molt.core.plan import Plan, Rest, Run, Wait
+from molt.core.view import View
+from molt.policies.admission import admit_while_room
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The third of the conventional three: survives, and the user watches the stall.
+
+    It goes down at once and up only between requests: a restart upwards would stall an answer that is running.
+    """
+
+    name: ClassVar[str] = "restart"
+    promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
+    min_cells: ClassVar[int] = 0
+
+    def decide(self, view: View) -> Plan:
+        """Stay if that fits; else the largest rung below that does; else drop everything and come back later."""
+        admitted = view.admitted()
+        if not admitted:
+            return self._begin(view)
+        for level in range(view.level() or 0, len(view.ladder.rungs)):
+            rung = view.ladder.rungs[level].name
+            plan = Plan(placements={tenant.name: Run(rung, carry=False) for tenant in admitted})
+            if view.fits(plan):
+                return admit_while_room(view, plan, view.waiting(), rung)
+        out = {tenant.name: Rest(keep_cells=0) for tenant in admitted}
+        return Plan(placements={**out, **{tenant.name: Wait() for tenant in view.waiting()}})
+
+    def _begin(self, view: View) -> Plan:
+        waiting = view.waiting()
+        for rung in view.ladder.rungs if waiting else ():
+            plan = admit_while_room(view, Plan(placements={}), waiting, rung.name)
+            if plan.placements[waiting[0].name] == Run(rung.name):
+                return plan
+        stay = {tenant.name: Wait() for tenant in waiting}
+        warm = Plan(placements=stay, keep=view.state.resident)
+        return warm if view.fits(warm) else Plan(placements=stay)
