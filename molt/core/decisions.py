@@ -2,6 +2,7 @@
 
 Every decision carries its prediction; the world answers with an outcome event that carries the measurement.
 ``route`` is how the tenant's cache gets to ``dest``; ``None`` means that it already has the geometry of ``dest``.
+``capacity`` is the room, in cells, that the cache is to have there; until then it is trimmed to what it holds.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Demote(Decision):
     source: str
     dest: str
     route: RouteKind | None
+    capacity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Promote(Decision):
     source: str
     dest: str
     route: RouteKind | None
+    capacity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +83,13 @@ class Unpark(Decision):
     source: str
     dest: str
     route: RouteKind | None
+    capacity: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shed(Decision):
-    """Lever 4 and last: drop a tenant's oldest context down to ``keep_cells``; 0 drops the cache and the tokens
-    are read again later."""
+    """Lever 4 and last: drop a parked tenant's oldest context down to ``keep_cells``; 0 drops the cache and the
+    tokens are read again later."""
 
     tenant: str
     keep_cells: int

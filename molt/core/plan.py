@@ -117,13 +117,24 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
 def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
     dest = placement.rung
     route = route_kind(tenant, dest, ladder, carry=placement.carry)
+    dropped = 0 if route is RouteKind.REREAD else tenant.dropped
+    lever = _direction(tenant, dest, ladder)
     assert tenant.cache_rung is not None
+    return lever(
+        tenant=tenant.name,
+        source=tenant.cache_rung,
+        dest=dest,
+        route=route,
+        capacity=tenant.full_capacity + tenant.dropped - dropped,
+    )
+
+
+def _direction(tenant: Tenant, dest: str, ladder: Ladder) -> type[d.Demote] | type[d.Promote] | type[d.Unpark]:
     if tenant.phase is Phase.PARKED:
-        return d.Unpark(tenant=tenant.name, source=tenant.cache_rung, dest=dest, route=route)
-    assert tenant.target is not None
+        return d.Unpark
+    assert tenant.target is not None and tenant.cache_rung is not None
     before = tenant.target if tenant.target != dest else tenant.cache_rung
-    lever = d.Demote if ladder.index(dest) > ladder.index(before) else d.Promote
-    return lever(tenant=tenant.name, source=tenant.cache_rung, dest=dest, route=route)
+    return d.Demote if ladder.index(dest) > ladder.index(before) else d.Promote
 
 
 def route_kind(tenant: Tenant, dest: str, ladder: Ladder, *, carry: bool) -> RouteKind | None:

@@ -218,8 +218,7 @@ def _parked(tenant: Tenant) -> Tenant:
 
 def _shed(tenant: Tenant, keep: int) -> Tenant:
     shed = replace(tenant, read=0, dropped=0) if keep == 0 else replace(tenant, dropped=tenant.read - keep)
-    trimmed = tenant.phase is Phase.PARKED or tenant.switching
-    return replace(shed, capacity=shed.cells if trimmed else shed.full_capacity)
+    return replace(shed, capacity=shed.cells)
 
 
 def _produced(tenant: Tenant, count: int) -> Tenant:

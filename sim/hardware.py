@@ -1,0 +1,61 @@
+"""The physics of a simulated device: a measured profile, possibly slowed down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+from molt.core.costs import CostModel, RouteCosts, RungCosts, StepCost
+from molt.core.ladder import Ladder, RouteKind
+from molt.errors import InputError
+from molt.log import restore
+
+
+def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
+    """A profile by name (``scenarios/profiles``) or path, checked to cover every rung and carried route."""
+    path = Path(name_or_path)
+    if path.suffix != ".json":
+        path = Path(str(files("scenarios"))) / "profiles" / f"{name_or_path}.json"
+    try:
+        costs = restore(CostModel, json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise InputError(f"{name_or_path}: no such profile; `molt calibrate {ladder.name}` writes one") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a profile: {error!r}") from error
+    missing = [rung.name for rung in ladder.rungs if rung.name not in costs.rungs]
+    missing += [
+        f"{route.source}->{route.dest}"
+        for route in ladder.routes
+        if route.kind is not RouteKind.REREAD and costs.route(route.source, route.dest) is None
+    ]
+    if missing:
+        raise InputError(f"{path}: no costs for {missing[0]!r} of ladder {ladder.name!r}")
+    return costs
+
+
+def slowed(costs: CostModel, factor: float) -> CostModel:
+    """The same machine, ``factor`` times slower in everything."""
+    return replace(
+        costs,
+        process_start_ns=round(costs.process_start_ns * factor),
+        rungs={name: _slowed_rung(rung, factor) for name, rung in costs.rungs.items()},
+        routes={
+            name: RouteCosts(_slowed_step(route.switch, factor), route.expected_kl)
+            for name, route in costs.routes.items()
+        },
+    )
+
+
+def _slowed_rung(costs: RungCosts, factor: float) -> RungCosts:
+    return RungCosts(
+        load_ns=round(costs.load_ns * factor),
+        release_ns=round(costs.release_ns * factor),
+        read=_slowed_step(costs.read, factor),
+        decode=_slowed_step(costs.decode, factor),
+    )
+
+
+def _slowed_step(cost: StepCost, factor: float) -> StepCost:
+    return StepCost(cost.fixed_ns * factor, cost.token_ns * factor, cost.pair_ns * factor)

@@ -1,0 +1,512 @@
+"""The simulated world: one device, one process, a moving budget, and tenants who want answers. Simpy is the clock.
+
+Rules of this world:
+- Compute is serial. A step runs to its boundary; facts that arrive meanwhile are handled there, before anyone takes
+  another step.
+- What a decision asks for happens in order and takes its time; memory changes when the work is done, except that
+  what is being brought in counts in full from the start.
+- A run of tokens that nothing can interrupt is one simpy event; ``TokensProduced`` has the time of each token.
+- The world never asks the scheduler what is true. It keeps its own books.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import simpy
+
+from molt.conductor import Conductor
+from molt.core import decisions as d
+from molt.core import events as e
+from molt.core.costs import CostModel
+from molt.core.invariants import violations
+from molt.core.ladder import Ladder, RouteKind
+from molt.core.scheduler import Scheduler
+from molt.core.turns import DecodeStep, LoadStep, ReadStep, Step, SwitchStep
+from molt.core.view import Policy
+from molt.engine.protocol import Decoded, Engine, SwitchError
+from molt.log import Log
+from molt.scenario import ResolvedScenario, ResolvedTenant
+from sim.checkers import belief_differs
+from sim.memory import Memory, OutOfMemoryKiller
+
+CHUNK_NS = 50_000_000
+"""Longest stretch of a load or a switch between two boundaries."""
+
+Wait = Iterator[simpy.Event]
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A tenant as the world knows it."""
+
+    tenant: ResolvedTenant
+    attempt: int = 1
+    rung: str = ""
+    admitted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A cache that is to go to another rung."""
+
+    dest: str
+    route: RouteKind
+    capacity: int
+    decision: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Tokens under way: what the engine made of them and when each is complete."""
+
+    tenant: str
+    rung: str
+    stamps_ns: tuple[int, ...]
+    decoded: Decoded
+
+
+class World:
+    """One policy's run of one scenario."""
+
+    def __init__(
+        self,
+        scenario: ResolvedScenario,
+        ladder: Ladder,
+        costs: CostModel,
+        policy: Policy,
+        engine: Engine,
+        log: Log,
+        *,
+        measured_clock: bool = False,
+        on_progress: Callable[[int], None] = lambda now_ns: None,
+    ) -> None:
+        self._scenario = scenario
+        self._ladder = ladder
+        self._costs = costs
+        self._policy = policy
+        self._engine = engine
+        self._log = log
+        self._measured = measured_clock
+        self._on_progress = on_progress
+
+        self._env = simpy.Environment(initial_time=0)
+        self._scheduler = Scheduler(ladder, costs, policy)
+        self._conductor = Conductor(self._scheduler, log, self._enqueue)
+        self._memory = Memory(self._memory_changed)
+        self._oom = OutOfMemoryKiller(self._env, scenario.kill_after_ns, self._kill)
+        self._budget_bytes = 0
+        self._guests: dict[str, _Guest] = {}
+        self._inbox: deque[e.AnyEvent] = deque()
+        self._pending: deque[tuple[d.AnyDecision, int]] = deque()
+        self._wakeup = self._env.event()
+        self._loads: dict[str, tuple[int, int]] = {}
+        self._moves: dict[str, _Move] = {}
+        self._switch_done_ns: dict[str, int] = {}
+        self._run: _Run | None = None
+        self._deadline_ns: int | None = None
+        self._alive = True
+        self.violations: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        """Simulate from 0 to the horizon."""
+        self._env.process(self._trace())
+        for tenant in self._scenario.tenants:
+            self._env.process(self._arrival(tenant))
+        self._main = self._env.process(self._life())
+        self._env.run(until=self._scenario.horizon_ns)
+        self._flush_run()
+        self._log.write("end", self._scenario.horizon_ns, reason="horizon")
+        self._engine.kill()
+
+    # What happens by itself.
+
+    def _trace(self) -> Wait:
+        for at_ns, budget in self._scenario.budgets:
+            yield self._env.timeout(at_ns - self._env.now)
+            self._budget_bytes = budget
+            self._record_memory()
+            self._oom.observe(self._memory.usage_bytes, budget)
+            self._tell(e.BudgetChanged(at_ns=self._env.now, budget_bytes=budget))
+
+    def _arrival(self, tenant: ResolvedTenant) -> Wait:
+        yield self._env.timeout(tenant.arrives_ns)
+        self._guests[tenant.name] = _Guest(tenant)
+        if self._alive:
+            self._tell(self._arrived(self._guests[tenant.name]))
+
+    def _arrived(self, guest: _Guest) -> e.TenantArrived:
+        return e.TenantArrived(
+            at_ns=self._env.now,
+            tenant=guest.tenant.name,
+            tenant_kind=guest.tenant.kind,
+            prompt_tokens=len(guest.tenant.request.prompt_ids),
+            max_tokens=guest.tenant.request.max_tokens,
+            attempt=guest.attempt,
+        )
+
+    def _timer(self, deadline_ns: int) -> Wait:
+        yield self._env.timeout(max(0, deadline_ns - self._env.now))
+        if self._deadline_ns == deadline_ns and self._alive:
+            self._deadline_ns = None
+            self._tell(e.TimerFired(at_ns=self._env.now))
+
+    def _tell(self, event: e.AnyEvent) -> None:
+        self._inbox.append(event)
+        if not self._wakeup.triggered:
+            self._wakeup.succeed()
+
+    def _kill(self) -> None:
+        self._main.interrupt("killed")
+
+    # The life of the process.
+
+    def _life(self) -> Wait:
+        while True:
+            try:
+                yield from self._alive_loop()
+            except simpy.Interrupt:
+                needed = self._die()
+                yield from self._come_back(needed)
+
+    def _alive_loop(self) -> Wait:
+        while True:
+            yield from self._round()
+            step = self._scheduler.next_step()
+            if step is None:
+                yield self._sleep()
+            else:
+                yield from self._execute(step)
+            self._on_progress(self._env.now)
+
+    def _sleep(self) -> simpy.Event:
+        self._wakeup = self._env.event()
+        if self._inbox:
+            self._wakeup.succeed()
+        return self._wakeup
+
+    def _die(self) -> int:
+        """Everything is lost at once; returns the usage the process died with."""
+        self._flush_run()
+        usage = self._memory.usage_bytes
+        self._alive = False
+        self._engine.kill()
+        self._pending.clear()
+        self._inbox.clear()
+        self._loads.clear()
+        self._moves.clear()
+        self._switch_done_ns.clear()
+        self._deadline_ns = None
+        self._conductor.feed(e.ProcessKilled(at_ns=self._env.now))
+        self._memory.clear()
+        self._check()
+        return usage
+
+    def _come_back(self, needed_bytes: int) -> Wait:
+        """A killed app is started again, cold, once there is as much memory as it died with."""
+        while self._budget_bytes < needed_bytes:
+            self._inbox.clear()
+            yield self._sleep()
+        yield self._env.timeout(self._costs.process_start_ns)
+        self._inbox.clear()
+        self._alive = True
+        self._conductor.feed(e.ProcessStarted(at_ns=self._env.now))
+        self._conductor.feed(e.BudgetChanged(at_ns=self._env.now, budget_bytes=self._budget_bytes))
+        for guest in self._guests.values():
+            guest.attempt += guest.admitted
+            guest.admitted = False
+            self._inbox.append(self._arrived(guest))
+
+    # A scheduling round: every fact handled, every decision carried out, then the sample.
+
+    def _round(self) -> Wait:
+        if not self._inbox and not self._pending:
+            return
+        while self._inbox or self._pending:
+            if self._pending:
+                yield from self._carry_out(*self._pending.popleft())
+            else:
+                self._feed(self._inbox.popleft())
+        self._record_memory(round=True)
+        self._check()
+
+    def _feed(self, event: e.AnyEvent) -> None:
+        self._conductor.feed(event)
+        deadline = self._scheduler.next_deadline_ns()
+        if deadline is not None and deadline != self._deadline_ns:
+            self._env.process(self._timer(deadline))
+        self._deadline_ns = deadline
+
+    def _enqueue(self, decision: d.AnyDecision, seq: int) -> None:
+        self._pending.append((decision, seq))
+
+    def _carry_out(self, decision: d.AnyDecision, seq: int) -> Wait:
+        match decision:
+            case d.Defer():
+                pass
+            case d.Admit():
+                guest = self._guests[decision.tenant]
+                guest.rung, guest.admitted = decision.rung, True
+                self._engine.admit(decision.tenant, guest.tenant.request, decision.rung, decision.capacity)
+                self._put_cache(decision.tenant)
+            case d.Demote() | d.Promote() | d.Unpark():
+                self._retarget(decision, seq)
+            case d.Park():
+                self._abandon_move(decision.tenant)
+                freed = self._engine.park(decision.tenant)
+                self._put_cache(decision.tenant)
+                self._feed(
+                    e.TenantParked(at_ns=self._env.now, tenant=decision.tenant, freed_bytes=freed, decision=seq)
+                )
+            case d.Shed():
+                self._shed(decision, seq)
+            case d.Release():
+                yield from self._release(decision.rung, seq)
+            case d.Load():
+                self._loads[decision.rung] = (0, seq)
+                size = self._ladder.rung(decision.rung).resident_bytes
+                self._memory.put("transient", f"load {decision.rung}", size)
+            case _:
+                assert_never(decision)
+
+    def _retarget(self, decision: d.Demote | d.Promote | d.Unpark, seq: int) -> None:
+        tenant = decision.tenant
+        self._abandon_move(tenant)
+        if decision.route is RouteKind.REREAD:
+            self._engine.shed(tenant, 0, decision.dest)
+            self._guests[tenant].rung = decision.dest
+        if decision.route in (None, RouteKind.REREAD):
+            self._engine.grow(tenant, decision.capacity)
+        else:
+            assert decision.route is not None
+            self._engine.park(tenant)
+            self._moves[tenant] = _Move(decision.dest, decision.route, decision.capacity, seq)
+        self._put_cache(tenant)
+
+    def _shed(self, decision: d.Shed, seq: int) -> None:
+        freed = self._engine.shed(decision.tenant, decision.keep_cells, self._guests[decision.tenant].rung)
+        self._put_cache(decision.tenant)
+        self._feed(
+            e.ContextShed(
+                at_ns=self._env.now,
+                tenant=decision.tenant,
+                kept_cells=decision.keep_cells,
+                freed_bytes=freed,
+                decision=seq,
+            )
+        )
+
+    def _release(self, rung: str, seq: int) -> Wait:
+        if rung in self._loads:
+            del self._loads[rung]
+            freed = self._ladder.rung(rung).resident_bytes
+            self._memory.put("transient", f"load {rung}", 0)
+        else:
+            freed, took_ns = self._timed(self._costs.rungs[rung].release_ns, lambda: self._engine.release(rung))
+            yield self._env.timeout(took_ns)
+            self._memory.move("weights", rung, {("scratch", rung): 0})
+        self._feed(e.RungReleased(at_ns=self._env.now, rung=rung, freed_bytes=freed, decision=seq))
+
+    def _abandon_move(self, tenant: str) -> None:
+        self._moves.pop(tenant, None)
+        self._switch_done_ns.pop(tenant, None)
+        self._memory.put("transient", f"switch {tenant}", 0)
+
+    # Steps: what takes time between two rounds.
+
+    def _execute(self, step: Step) -> Wait:
+        match step:
+            case LoadStep():
+                yield from self._load(step.rung)
+            case SwitchStep():
+                yield from self._switch(step)
+            case ReadStep():
+                yield from self._read(step)
+            case DecodeStep():
+                yield from self._decode(step)
+            case _:
+                assert_never(step)
+
+    def _load(self, rung: str) -> Wait:
+        done_ns, seq = self._loads[rung]
+        total_ns = self._costs.rungs[rung].load_ns
+        if self._measured:
+            _, total_ns = self._timed(total_ns, lambda: self._engine.load(rung))
+            yield self._env.timeout(total_ns)
+            done_ns = total_ns
+        else:
+            done_ns += yield from self._chunks(total_ns - done_ns)
+        self._loads[rung] = (done_ns, seq)
+        if done_ns < total_ns:
+            return
+        del self._loads[rung]
+        if not self._measured:
+            self._engine.load(rung)
+        size = self._ladder.rung(rung)
+        self._memory.move(
+            "transient",
+            f"load {rung}",
+            {("weights", rung): size.weight_bytes, ("scratch", rung): size.scratch_bytes},
+        )
+        self._inbox.append(e.RungLoaded(at_ns=self._env.now, rung=rung, decision=seq))
+
+    def _switch(self, step: SwitchStep) -> Wait:
+        move = self._moves[step.tenant]
+        costs = self._costs.route(step.source, step.dest)
+        assert costs is not None, f"route {step.source}->{step.dest} has no costs"
+        total_ns = costs.switch.ns(step.cells, 0)
+        map_bytes = self._ladder.route(step.source, step.dest).map_bytes
+        new_cache = self._ladder.rung(step.dest).kv_bytes(move.capacity)
+        self._memory.put("transient", f"switch {step.tenant}", new_cache + map_bytes)
+        done_ns = self._switch_done_ns.get(step.tenant, 0)
+        if not self._measured:
+            done_ns += yield from self._chunks(total_ns - done_ns)
+            self._switch_done_ns[step.tenant] = done_ns
+            if done_ns < total_ns:
+                return
+        outcome, took_ns = self._timed(total_ns, lambda: self._cross(step, move))
+        if self._measured:
+            yield self._env.timeout(took_ns)
+        self._abandon_move(step.tenant)
+        self._put_cache(step.tenant)
+        if isinstance(outcome, SwitchError):
+            self._inbox.append(
+                e.SwitchFailed(
+                    at_ns=self._env.now,
+                    tenant=step.tenant,
+                    source=step.source,
+                    dest=step.dest,
+                    reason=str(outcome),
+                    decision=move.decision,
+                )
+            )
+            return
+        self._inbox.append(
+            e.Switched(
+                at_ns=self._env.now,
+                tenant=step.tenant,
+                source=step.source,
+                dest=step.dest,
+                route=move.route,
+                cells=step.cells,
+                duration_ns=took_ns,
+                handoff=outcome,
+                decision=move.decision,
+            )
+        )
+
+    def _cross(self, step: SwitchStep, move: _Move) -> e.Handoff | SwitchError | None:
+        self._guests[step.tenant].rung = step.dest
+        try:
+            return self._engine.switch(step.tenant, step.dest, move.route, move.capacity)
+        except SwitchError as error:  # the tokens are still there: read them again
+            self._engine.shed(step.tenant, 0, step.dest)
+            self._engine.grow(step.tenant, len(self._guests[step.tenant].tenant.request.prompt_ids)
+                              + self._guests[step.tenant].tenant.request.max_tokens - 1)
+            return error
+
+    def _read(self, step: ReadStep) -> Wait:
+        cost_ns = self._costs.rungs[step.rung].read.ns(step.tokens, step.context)
+        _, took_ns = self._timed(cost_ns, lambda: self._engine.read(step.tenant, step.tokens))
+        yield self._env.timeout(took_ns)
+        self._conductor.feed(
+            e.PromptRead(at_ns=self._env.now, tenant=step.tenant, rung=step.rung, tokens=step.tokens)
+        )
+
+    def _decode(self, step: DecodeStep) -> Wait:
+        stamps = self._stamps(step)
+        decoded, took_ns = self._timed(stamps[-1] - self._env.now, lambda: self._engine.decode(step.tenant, len(stamps)))
+        if self._measured:
+            stamps = [self._env.now + took_ns]
+        stamps = stamps[: decoded.count]
+        self._run = _Run(step.tenant, step.rung, tuple(stamps), decoded)
+        yield self._env.timeout(stamps[-1] - self._env.now)
+        self._flush_run()
+        if decoded.finish is not None:
+            self._engine.finish(step.tenant)
+            del self._guests[step.tenant]
+            self._memory.put("kv", step.tenant, 0)
+            self._inbox.append(e.TenantFinished(at_ns=self._env.now, tenant=step.tenant, reason=decoded.finish))
+
+    def _stamps(self, step: DecodeStep) -> list[int]:
+        """Completion times of the tokens up to the first that ends after the next event of the world."""
+        if self._measured:
+            return [self._env.now + 1]
+        cost = self._costs.rungs[step.rung].decode
+        next_event_ns = self._env.peek()
+        at_ns = self._env.now
+        stamps: list[int] = []
+        for done in range(step.tokens):
+            at_ns += cost.ns(1, step.context + done)
+            stamps.append(at_ns)
+            if at_ns >= next_event_ns:
+                break
+        return stamps
+
+    def _flush_run(self) -> None:
+        """Report the tokens of the run under way that are complete by now."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        count = sum(stamp <= self._env.now for stamp in run.stamps_ns)
+        if count:
+            self._conductor.feed(
+                e.TokensProduced(
+                    at_ns=run.stamps_ns[count - 1],
+                    tenant=run.tenant,
+                    rung=run.rung,
+                    count=count,
+                    stamps_ns=run.stamps_ns[:count],
+                    pieces=run.decoded.pieces[:count],
+                )
+            )
+
+    def _chunks(self, remaining_ns: int) -> Iterator[Any]:
+        """Let work of ``remaining_ns`` go on to the first chunk boundary at which something has happened."""
+        gap_ns = self._env.peek() - self._env.now
+        whole = remaining_ns if gap_ns >= remaining_ns else (int(gap_ns) // CHUNK_NS + 1) * CHUNK_NS
+        stretch_ns = min(remaining_ns, whole)
+        yield self._env.timeout(stretch_ns)
+        return stretch_ns
+
+    def _timed(self, cost_ns: int, work: Callable[[], Any]) -> tuple[Any, int]:
+        """Do the work; how long it takes in this world: as profiled, or as it just did."""
+        begin_ns = time.perf_counter_ns()
+        result = work()
+        took_ns = round((time.perf_counter_ns() - begin_ns) * self._scenario.slowdown)
+        return result, max(1, took_ns) if self._measured else cost_ns
+
+    # Books.
+
+    def _put_cache(self, tenant: str) -> None:
+        self._memory.put("kv", tenant, self._engine.cache_bytes(tenant))
+
+    def _memory_changed(self) -> None:
+        self._record_memory()
+        self._oom.observe(self._memory.usage_bytes, self._budget_bytes)
+
+    def _record_memory(self, *, round: bool = False) -> None:
+        self._log.write(
+            "memory",
+            self._env.now,
+            budget_bytes=self._budget_bytes,
+            usage_bytes=self._memory.usage_bytes,
+            parts=self._memory.parts,
+            round=round,
+        )
+
+    def _check(self) -> None:
+        state = self._scheduler.state
+        found = violations(state, self._ladder, self._policy)
+        difference = belief_differs(state, self._ladder, self._memory)
+        if difference is not None:
+            found.append(("belief_is_truth", difference))
+        for invariant, detail in found:
+            self._log.write("violation", self._env.now, invariant=invariant, detail=detail)
+            self.violations.append(
+                {"policy": self._policy.name, "at_ns": self._env.now, "invariant": invariant, "detail": detail}
+            )
