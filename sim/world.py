@@ -371,8 +371,13 @@ class World:
         outcome, took_ns = self._timed(total_ns, lambda: self._cross(step, move))
         if self._measured:
             yield self._env.timeout(took_ns)
-        self._abandon_move(step.tenant)
-        self._put_cache(step.tenant)
+        del self._moves[step.tenant]
+        self._switch_done_ns.pop(step.tenant, None)
+        self._memory.move(
+            "transient",
+            f"switch {step.tenant}",
+            {("kv", step.tenant): self._engine.cache_bytes(step.tenant)},
+        )
         if isinstance(outcome, SwitchError):
             self._inbox.append(
                 e.SwitchFailed(
@@ -410,12 +415,25 @@ class World:
             return error
 
     def _read(self, step: ReadStep) -> Wait:
-        cost_ns = self._costs.rungs[step.rung].read.ns(step.tokens, step.context)
-        _, took_ns = self._timed(cost_ns, lambda: self._engine.read(step.tenant, step.tokens))
+        tokens, cost_ns = self._stretch_of_reading(step)
+        _, took_ns = self._timed(cost_ns, lambda: self._engine.read(step.tenant, tokens, step.chunk))
         yield self._env.timeout(took_ns)
         self._conductor.feed(
-            e.PromptRead(at_ns=self._env.now, tenant=step.tenant, rung=step.rung, tokens=step.tokens)
+            e.PromptRead(at_ns=self._env.now, tenant=step.tenant, rung=step.rung, tokens=tokens)
         )
+
+    def _stretch_of_reading(self, step: ReadStep) -> tuple[int, int]:
+        """Tokens and time of the chunks up to the first boundary after the next event of the world."""
+        cost = self._costs.rungs[step.rung].read
+        gap_ns = self._env.peek() - self._env.now
+        tokens = cost_ns = 0
+        while tokens < step.tokens and (tokens == 0 or cost_ns < gap_ns):
+            chunk = min(step.chunk, step.tokens - tokens)
+            cost_ns += cost.ns(chunk, step.context + tokens)
+            tokens += chunk
+            if self._measured:
+                break
+        return tokens, cost_ns
 
     def _decode(self, step: DecodeStep) -> Wait:
         stamps = self._stamps(step)

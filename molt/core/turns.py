@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from molt.core.costs import CostModel, StepCost
 from molt.core.events import TenantKind
 from molt.core.state import Phase, State, Tenant
 
 TURN_TOKENS = 8
-READ_CHUNK_TOKENS = 128
+READ_CHUNKS = (128, 64, 32, 16, 8)
+"""Tokens read in one step: the most that stay within ``STEP_NS_MAX``, the fewest where none do."""
+STEP_NS_MAX = 100_000_000
+"""A step is a time in which nobody reacts to the OS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,15 @@ class SwitchStep:
 
 @dataclass(frozen=True, slots=True)
 class ReadStep:
-    """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells."""
+    """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells.
+
+    After every ``chunk`` of them a world looks whether something has happened.
+    """
 
     tenant: str
     rung: str
     tokens: int
+    chunk: int
     context: int
 
 
@@ -63,7 +71,7 @@ def in_turn(state: State) -> list[Tenant]:
     )
 
 
-def next_step(state: State) -> Step | None:
+def next_step(state: State, costs: CostModel) -> Step | None:
     """The step to take now, or ``None`` when nothing can be done before the next event."""
     for tenant in in_turn(state):
         if tenant.phase is not Phase.ACTIVE or tenant.target is None or tenant.cache_rung is None:
@@ -75,8 +83,8 @@ def next_step(state: State) -> Step | None:
         if tenant.switching:
             return SwitchStep(tenant.name, tenant.cache_rung, tenant.target, tenant.cells)
         if tenant.backlog > 0:
-            tokens = min(tenant.backlog, READ_CHUNK_TOKENS)
-            return ReadStep(tenant.name, tenant.target, tokens, tenant.cells)
+            chunk = _chunk(costs.rungs[tenant.target].read)
+            return ReadStep(tenant.name, tenant.target, tenant.backlog, chunk, tenant.cells)
         tokens = min(tenant.max_tokens - tenant.produced, _turn_left(tenant, state))
         return DecodeStep(tenant.name, tenant.target, tokens, tenant.cells)
     return None
@@ -88,3 +96,8 @@ def _turn_left(tenant: Tenant, state: State) -> int:
         for other in state.tenants.values()
     )
     return TURN_TOKENS - tenant.served % TURN_TOKENS if rivals else tenant.max_tokens
+
+
+def _chunk(cost: StepCost) -> int:
+    fitting = (tokens for tokens in READ_CHUNKS if cost.ns(tokens, 0) <= STEP_NS_MAX)
+    return next(fitting, READ_CHUNKS[-1])

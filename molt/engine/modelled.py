@@ -42,7 +42,7 @@ class ModelledEngine:
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
         self._generations[tenant] = _Generation(request, rung, capacity)
 
-    def read(self, tenant: str, tokens: int) -> None:
+    def read(self, tenant: str, tokens: int, chunk: int) -> None:
         generation = self._generations[tenant]
         self._check_resident(generation.rung)
         generation.read += tokens

@@ -55,8 +55,8 @@ class Engine(Protocol):
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
         """Open a generation with an empty cache of ``capacity`` cells in the geometry of ``rung``."""
 
-    def read(self, tenant: str, tokens: int) -> None:
-        """Read the next ``tokens`` known tokens into the cache on the rung of the cache."""
+    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+        """Read the next ``tokens`` known tokens into the cache on the rung of the cache, ``chunk`` at a time."""
 
     def decode(self, tenant: str, count: int) -> Decoded:
         """Produce up to ``count`` tokens, fewer only at the end of the answer."""

@@ -1,0 +1,121 @@
+"""The console script ``molt``. Every subcommand imports what it needs when it is called.
+
+Exit status: 0 fine, 1 an invariant broke or a comparison failed, 2 bad input (one line on stderr).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from molt import __version__
+from molt.errors import InputError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Change the model between two tokens and take the attention state along.",
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    from sim import run
+
+    app.command("sim")(run.command)
+    _run(app)
+
+
+def run_command(command: Callable[..., Any]) -> None:
+    """Run one command as a program of its own (``python -m sim.run``)."""
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command()(command)
+    _run(single)
+
+
+def _run(program: typer.Typer) -> None:
+    try:
+        program()
+    except InputError as error:
+        print(f"molt: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"molt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Options of all subcommands."""
+
+
+@app.command()
+def replay(log: Annotated[Path, typer.Argument(metavar="LOG", help="An events.jsonl.")]) -> None:
+    """Decide LOG again and compare every decision."""
+    from molt.log import LogError
+    from molt.replay import replay as decide_again
+
+    try:
+        result = decide_again(log)
+    except (LogError, OSError) as error:
+        raise InputError(str(error)) from error
+    if result.difference is not None:
+        seq, recorded, decided = result.difference
+        print(f"{log}: seq {seq}: recorded {recorded}, decided again {decided}", file=sys.stderr)
+        raise typer.Exit(1)
+    print(f"{log}: {result.decisions} decisions on {result.events} facts, all identical")
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]) -> None:
+    """Write the reports of RUN again from its logs."""
+    from molt.log import LogError
+    from reports.from_run import write_reports
+    from reports.table import text_table
+
+    try:
+        print(text_table(write_reports(folder)))
+    except (LogError, OSError) as error:
+        raise InputError(str(error)) from error
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files, for editors."""
+    import json
+
+    from molt.scenario import json_schema
+
+    print(json.dumps(json_schema(), indent=2, sort_keys=True))
+
+
+@app.command()
+def calibrate(
+    ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Ladder name or file.")] = "pico",
+    out: Annotated[Path | None, typer.Option(help="Profile to write; default <ladder>.json here.")] = None,
+) -> None:
+    """Measure what every step costs on this machine and write a profile."""
+    from realproc.calibrate import calibrate as measure
+
+    measure(ladder, out or Path(f"{ladder}.json"))
+
+
+@app.command()
+def fit(
+    ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Ladder name or file.")] = "pico",
+    out: Annotated[Path | None, typer.Option(help="Folder for the maps; default maps/ here.")] = None,
+) -> None:
+    """Fit the maps that carry a cache between the rungs of LADDER."""
+    from molt.kv.fit import fit_ladder
+
+    fit_ladder(ladder, out or Path("maps"))

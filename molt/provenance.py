@@ -1,0 +1,65 @@
+"""Where a result comes from: machine, versions, commit. Goes into every header and every JSON of figures."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PACKAGES = ("molt", "torch", "transformers", "simpy", "tokenizers", "numpy")
+
+
+def machine() -> dict[str, object]:
+    """Processor, cores this process may use, memory in bytes, operating system."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that results depend on; absent packages are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def commit() -> str:
+    """Commit of the checkout this code runs from, ``+`` appended if it has changes; ``"unknown"`` outside one."""
+    root = Path(__file__).resolve().parent.parent
+    head = _git(root, "rev-parse", "HEAD")
+    if head is None or not (root / "pyproject.toml").exists():
+        return "unknown"
+    return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["git", "-C", str(root), *arguments],  # noqa: S607
+            capture_output=True, text=True, timeout=10, check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as info:
+            for line in info:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
