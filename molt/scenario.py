@@ -338,6 +338,8 @@ def _prompt(document: PromptDocument, path: Path, place: str) -> str:
         return document.text
     assert document.file is not None, "a prompt has a text or a file"
     text = read_text(_existing(document.file, path, f"{place}.file"))
+    if not text.strip():
+        raise InputError(f"{path}: {place}.file: {yaml_file.show(document.file)}: the prompt is empty")
     return text.replace("\r\n", "\n").removesuffix("\n")
 
 

@@ -34,13 +34,14 @@ class Dimension:
     """What is measured.
 
     ``word`` names it and ``base`` its base unit in messages; ``units`` are worth whole numbers of that one;
-    ``usual`` is the unit to suggest where none was given; ``slips`` has, in lower case, what people write
-    instead of a unit and the units they may mean by it.
+    ``example`` is a quantity to show, ``usual`` the unit to suggest where none was given; ``slips`` has, in
+    lower case, what people write instead of a unit and the units they may mean by it.
     """
 
     word: str
     base: str
     units: Mapping[str, int]
+    example: str
     usual: str
     slips: Mapping[str, tuple[str, ...]]
 
@@ -59,6 +60,7 @@ SIZE = Dimension(
         "TB": 10**12,
         "TiB": 2**40,
     },
+    example="512MiB",
     usual="MiB",
     slips={
         **dict.fromkeys(("k", "kb"), ("KiB", "kB")),
@@ -81,6 +83,7 @@ DURATION = Dimension(
         "min": 60 * 10**9,
         "h": 3600 * 10**9,
     },
+    example="90s",
     usual="s",
     slips={
         **dict.fromkeys(("µs", "μs"), ("us",)),  # micro sign, Greek mu
@@ -91,7 +94,9 @@ DURATION = Dimension(
     },
 )
 
-PERCENTAGE = Dimension(word="percentage", base="millionths", units={"%": 10_000}, usual="%", slips={})
+PERCENTAGE = Dimension(
+    word="percentage", base="millionths", units={"%": 10_000}, example="150%", usual="%", slips={}
+)
 
 
 def parse_size(value: object) -> int:
@@ -160,7 +165,7 @@ def _parse(value: object, dimension: Dimension) -> int:
 def _diagnosis(value: object, dimension: Dimension) -> str:
     """What is wrong with a value that is no quantity, and what would be right."""
     word = dimension.word
-    not_one = f"not a {word}, write for example 1.5{dimension.usual}"
+    not_one = f"not a {word}, write for example {dimension.example}"
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < QUANTITY_MAX:
         value = str(value)  # files hand bare numbers over as numbers
     if not isinstance(value, str) or len(value) > _TEXT_CHARS_MAX:
@@ -169,7 +174,7 @@ def _diagnosis(value: object, dimension: Dimension) -> str:
     if text.startswith(("+", "-")):
         return f"a {word} has no sign"
     if ":" in text:
-        return f"a {word} has no colon, write for example 1.5{dimension.usual}"
+        return f"a {word} has no colon, write for example {dimension.example}"
     if "," in text or "_" in text:
         return f"a {word} has no separators, only digits and at most one point"
     if match := _NEARLY.fullmatch(text):

@@ -1,0 +1,202 @@
+"""Every hypothesis generator of the tests, in one place.
+
+A strategy named in the plural yields values of the kind in its name; one that ends in ``_texts`` yields text as
+a user would write it. Sizes are bytes, durations and times nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from molt import units
+from molt.core.events import TenantKind
+from molt.scenario import (
+    HardwareDocument,
+    PolicySpec,
+    PromptDocument,
+    ResolvedScenario,
+    ScenarioDocument,
+    StepDocument,
+    TenantDocument,
+    TraceDocument,
+)
+from molt.trace import Budget, Step, Trace
+
+SECOND_NS = 1_000_000_000
+RUNGS = ("tier0", "tier1", "tier2")
+
+# --- quantities ---
+
+
+def sizes(max_bytes: int = units.QUANTITY_MAX) -> st.SearchStrategy[int]:
+    """Bytes, round numbers of every unit among them."""
+    return _quantities(units.SIZE, max_bytes)
+
+
+def durations(max_ns: int = units.QUANTITY_MAX) -> st.SearchStrategy[int]:
+    """Nanoseconds, round numbers of every unit among them."""
+    return _quantities(units.DURATION, max_ns)
+
+
+def _quantities(dimension: units.Dimension, maximum: int) -> st.SearchStrategy[int]:
+    worths = [worth for worth in dimension.units.values() if worth <= maximum]
+    round_ones = st.sampled_from(worths).flatmap(
+        lambda worth: st.integers(0, min(5000, maximum // worth)).map(lambda count: count * worth)
+    )
+    return st.integers(0, maximum) | round_ones
+
+
+def quantity_texts(dimension: units.Dimension) -> st.SearchStrategy[tuple[str, str]]:
+    """Number and unit of a well-formed quantity; it need not be a whole number of base units."""
+    wholes = st.integers(0, 10**6).map(str)
+    fractions = st.just("") | st.text("0123456789", min_size=1, max_size=12).map(lambda digits: f".{digits}")
+    return st.tuples(st.builds(str.__add__, wholes, fractions), st.sampled_from(list(dimension.units)))
+
+
+# --- budgets and traces ---
+
+
+def budgets(rungs: Sequence[str] = RUNGS) -> st.SearchStrategy[Budget]:
+    """Budgets of both kinds; relative ones may come to nothing on a ladder."""
+    small = 2**40
+    absolute = st.builds(Budget, st.integers(1, small) | sizes(small).filter(bool))
+    relative = st.builds(
+        Budget,
+        offset_bytes=st.just(0) | sizes(small) | sizes(small).map(lambda size: -size),
+        share_millionths=st.integers(0, 10**7) | st.integers(0, 300).map(lambda percent: percent * 10_000),
+        rung=st.sampled_from(rungs),
+    )
+    return absolute | relative
+
+
+@st.composite
+def traces(
+    draw: st.DrawFn, end_ns: int = 60 * SECOND_NS, rungs: Sequence[str] = RUNGS, max_steps: int = 6
+) -> Trace:
+    """Traces whose last step comes at ``end_ns`` at the latest."""
+    later_ns = draw(st.sets(st.integers(1, end_ns), max_size=min(max_steps - 1, end_ns)))
+    return Trace(tuple(Step(at_ns, draw(budgets(rungs))) for at_ns in sorted({0} | later_ns)))
+
+
+# --- scenarios ---
+
+names = st.builds(
+    str.__add__,
+    st.sampled_from("abcxyz"),
+    st.text("abcxyz0189_-", max_size=6),
+)
+
+prompt_texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(str.strip)
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**9), 10**9)
+    | st.floats(-1e6, 1e6)
+    | st.text("aé1:- #", max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2),
+    max_leaves=4,
+)
+"""What YAML can hold."""
+
+policy_specs = st.builds(
+    PolicySpec,
+    name=st.sampled_from(("hold", "always_small", "restart", "molt", "my_package.mine:Mine")),
+    params=st.dictionaries(names, plain_values, max_size=2),
+)
+
+
+def tenant_documents(horizon_ns: int) -> st.SearchStrategy[TenantDocument]:
+    """Tenants that arrive before ``horizon_ns``."""
+    return st.builds(
+        TenantDocument,
+        name=names,
+        kind=st.sampled_from(TenantKind),
+        arrives=st.integers(0, horizon_ns - 1).map(units.format_duration),
+        prompt=st.builds(PromptDocument, text=prompt_texts),
+        max_tokens=st.integers(1, 500),
+        stop=st.sampled_from(("eos", "never")),
+        temperature=st.floats(0, 2),
+        top_p=st.floats(0, 1, exclude_min=True),
+    )
+
+
+@st.composite
+def scenario_documents(draw: st.DrawFn) -> ScenarioDocument:
+    """Scenario files that load, with prompts and trace inside the file."""
+    horizon_ns = draw(st.integers(1, 100).map(lambda s: s * SECOND_NS) | st.integers(1, 10**12))
+    tenants = st.lists(
+        tenant_documents(horizon_ns), min_size=1, max_size=3, unique_by=lambda tenant: tenant.name
+    )
+    policies = st.lists(policy_specs, min_size=1, max_size=4, unique_by=lambda policy: policy.name)
+    steps = [
+        StepDocument.model_construct(at=step.at_ns, budget=step.budget)
+        for step in draw(traces(horizon_ns, max_steps=4)).steps
+    ]
+    return ScenarioDocument.model_construct(
+        name=draw(names),
+        ladder=draw(st.just("pico") | st.just("ladders/mine.yaml")),
+        horizon=horizon_ns,
+        seed=draw(st.integers(0, 2**63 - 1)),
+        kill_after=draw(durations(10 * SECOND_NS)),
+        hardware=draw(
+            st.builds(
+                HardwareDocument,
+                profile=st.none() | st.just("laptop"),
+                slowdown=st.floats(0, 100, exclude_min=True),
+            )
+        ),
+        trace=TraceDocument.model_construct(steps=tuple(steps), file=None),
+        policies=tuple(draw(policies)),
+        tenants=tuple(draw(tenants)),
+    )
+
+
+# --- damage ---
+
+_NASTY = (
+    *("012", "1:30", "NO", "2G", "1,024", ".nan", "-1", "1e999", "null", "~", "{}", "[]", "''"),
+    *('"', "'", "|", ">", "? :", "&a", "*a", "<<: {}", "---", "...", "%YAML 1.1", "!!python/object:os"),
+    *("\t", "\n", "\r", "\0", "\x85", "\u2028", "\ufeff", "\ud800", "\U0001f600"),
+    *("tenants:", "file: /", "9" * 50, "[" * 50, "0x" + "f" * 50),
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, text: str) -> str:
+    """``text`` with a few pieces cut out, doubled, or replaced by something nasty."""
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.integers(0, 12)))
+        piece = text[start:end]
+        new = draw(st.sampled_from(("", piece * 2, *_NASTY)) | st.text(max_size=3))
+        text = text[:start] + new + text[end:]
+    return text
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> ResolvedScenario:
+    """A scenario on the small ladder: up to four tenants under a budget that goes anywhere."""
+    from tests import small
+
+    sizes_mib = st.one_of(st.floats(0.01, 4), st.floats(2, 16), st.floats(16, 64))
+    at_ns, budgets = 0, []
+    for size in draw(st.lists(sizes_mib, min_size=1, max_size=8)):
+        budgets.append((at_ns, max(1, round(size * small.MIB))))
+        at_ns += draw(st.integers(1, 12_000)) * small.MS
+    tenants = [
+        small.tenant(
+            f"t{index}",
+            draw(st.sampled_from(TenantKind)),
+            arrives_ns=draw(st.integers(0, 30_000)) * small.MS,
+            prompt_tokens=draw(st.integers(1, 900)),
+            max_tokens=draw(st.integers(1, 200)),
+        )
+        for index in range(draw(st.integers(1, 4)))
+    ]
+    horizon_ns = max(at_ns, 30 * small.S) + 20 * small.S
+    return small.scenario(
+        budgets, tenants, horizon_ns=horizon_ns, kill_after_ns=draw(st.integers(300, 2000)) * small.MS
+    )
