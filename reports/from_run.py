@@ -1,0 +1,66 @@
+"""A run folder to its reports: reads ``<policy>/events.jsonl``, writes ``summary.json``, ``report.html``,
+``report.md`` and ``<policy>/<tenant>.txt``. Logs alone are enough, and the same logs give the same bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from molt.log import LogError
+from reports.page import html_page, markdown_page
+from reports.run import Run
+from reports.summary import summarise_runs, summary_json
+from reports.texts import file_names, tenant_text
+
+LOG_NAME = "events.jsonl"
+SUMMARY_NAME = "summary.json"
+
+
+def write_reports(
+    out_dir: Path, *, wall_s: float | None = None, policies: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Write every report of a run folder and return the summary.
+
+    ``policies`` gives the order of those it names, ``wall_s`` what the run took; no log has either. Where
+    they are missing, those of a summary that is already there are kept; policies it does not name come last,
+    by name. Raises ``molt.log.LogError`` for a folder without logs and for a log that cannot be read.
+    """
+    before = _summary_before(out_dir / SUMMARY_NAME)
+    runs = _ordered(_read_runs(out_dir), (*policies, *before.get("policies", ())))
+    summary = summarise_runs(runs, wall_s=before.get("wall_s") if wall_s is None else wall_s)
+    for policy, run in runs.items():
+        _write_texts(out_dir / policy, run)
+    _write(out_dir / SUMMARY_NAME, summary_json(summary))
+    _write(out_dir / "report.html", html_page(summary, runs))
+    _write(out_dir / "report.md", markdown_page(summary, runs))
+    return summary
+
+
+def _read_runs(out_dir: Path) -> dict[str, Run]:
+    paths = sorted(out_dir.glob(f"*/{LOG_NAME}"))
+    if not paths:
+        raise LogError(f"{out_dir}: no log here (looked for */{LOG_NAME})")
+    return {path.parent.name: Run.read(path) for path in paths}
+
+
+def _ordered(runs: Mapping[str, Run], first: Iterable[str]) -> dict[str, Run]:
+    return {policy: runs[policy] for policy in dict.fromkeys([*first, *runs]) if policy in runs}
+
+
+def _summary_before(path: Path) -> Mapping[str, Any]:
+    try:
+        summary = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _write_texts(policy_dir: Path, run: Run) -> None:
+    for tenant, name in file_names(run).items():
+        _write(policy_dir / name, tenant_text(run.answers[tenant]))
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")

@@ -1,0 +1,348 @@
+"""One pure function per number of a report. Its docstring is the number's definition, with the unit, and is
+what the report prints.
+
+Rules of this module:
+
+- A number is a function of one run and nothing else. What was not measured is ``None``, never 0.
+- Percentiles are nearest-rank: the smallest value that at least p % of the values do not exceed.
+- Tokens count where they reached whoever asked. An attempt whose process was killed delivered nothing: all
+  its tokens are lost, its pauses are not pauses of an answer, and its time is part of the wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from reports.run import Attempt, Fate, Run, Seam
+
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+PERCENTILES = (50, 90, 99)
+HANDOFF_MEASURES = ("kl", "jsd", "jsd_floor", "recovered_context")
+
+
+# --- what became of the answers -----------------------------------------------------------------------------
+
+
+def killed(run: Run) -> int:
+    """How often the OS killed the process (``ProcessKilled``)."""
+    return sum(1 for _ in run.events("ProcessKilled"))
+
+
+def answers_lost(run: Run) -> int:
+    """Answers that were admitted and unfinished when the process was killed, summed over the kills."""
+    return sum(attempt.fate is Fate.LOST for attempt in run.attempts)
+
+
+def answers_finished(run: Run) -> int:
+    """Answers that were completed (``TenantFinished``)."""
+    return sum(attempt.fate is Fate.FINISHED for attempt in run.attempts)
+
+
+def answers_asked(run: Run) -> int:
+    """Answers that were asked for, however many attempts each took. A request that came while no process was
+    alive counts from when it was made."""
+    return len(run.answers)
+
+
+def answers_unfinished(run: Run) -> int:
+    """Answers that nobody cancelled and that were not complete when the run ended."""
+    return sum(attempts[-1].fate in (Fate.OPEN, Fate.LOST) for attempts in run.answers.values())
+
+
+def tokens_out(run: Run) -> int:
+    """Tokens delivered: those of every attempt that was not lost by a kill, be it finished, cancelled or open
+    when the run ended. Tokens of an attempt that was killed are lost, not out."""
+    return sum(len(attempt.tokens) for attempt in run.surviving)
+
+
+def tokens_lost(run: Run) -> int:
+    """Tokens that were produced by attempts that a kill ended."""
+    return sum(len(attempt.tokens) for attempt in run.attempts if attempt.fate is Fate.LOST)
+
+
+def tokens_reread(run: Run) -> int:
+    """Tokens that were read although they had been read or produced before: what dropped caches and killed
+    processes cost again."""
+    highest: dict[str, int] = {}
+    reached: dict[str, int] = {}
+    again = 0
+    for record in run.records:
+        tenant = record.get("tenant", "")
+        match record.get("type"):
+            case "PromptRead":
+                start = reached.get(tenant, 0)
+                reached[tenant] = start + record["tokens"]
+                again += max(0, min(reached[tenant], highest.get(tenant, 0)) - start)
+            case "TokensProduced":
+                reached[tenant] = reached.get(tenant, 0) + record["count"]
+            case "ProcessKilled":
+                reached.clear()
+            case _ if _drops_cache(record):
+                reached[tenant] = 0
+        highest[tenant] = max(highest.get(tenant, 0), reached.get(tenant, 0))
+    return again
+
+
+def _drops_cache(record: Mapping[str, Any]) -> bool:
+    match record.get("type"):
+        case "TenantArrived" | "SwitchFailed":
+            return True
+        case "ContextShed":
+            return record["kept_cells"] == 0
+        case "Demote" | "Promote" | "Unpark" | "Switched":
+            return record.get("route") == "reread"
+    return False
+
+
+# --- levers -------------------------------------------------------------------------------------------------
+
+
+def switches_down(run: Run) -> int:
+    """Times an answer went on with a smaller rung: ``Switched`` outcomes whose rungs differ, and answers
+    whose tokens were read again on a smaller rung."""
+    return sum(_steps_down(run, seam) > 0 for seam in _seams(run))
+
+
+def switches_up(run: Run) -> int:
+    """Times an answer went on with a larger rung, counted like the switches down."""
+    return sum(_steps_down(run, seam) < 0 for seam in _seams(run))
+
+
+def deferrals(run: Run) -> int:
+    """Attempts that had to wait for admission (``Defer``), each counted once."""
+    return sum(attempt.deferred for attempt in run.attempts)
+
+
+def parks(run: Run) -> int:
+    """Times a tenant's cache was put aside (``TenantParked`` outcomes)."""
+    return sum(1 for _ in run.events("TenantParked"))
+
+
+def sheds(run: Run) -> int:
+    """Times a tenant's oldest context was dropped (``ContextShed`` outcomes of a ``Shed``); dropping a cache
+    to read its tokens again on another rung is a switch instead."""
+    asked = run.decision_types
+    return sum(asked.get(r.get("decision", -1), "Shed") == "Shed" for r in run.events("ContextShed"))
+
+
+def spills(run: Run) -> int:
+    """Times a parked cache was written to disk (``Spill`` decisions); 0 while there is no such lever."""
+    return sum(1 for _ in run.decisions("Spill"))
+
+
+def refusals(run: Run) -> int:
+    """Plans of the policy that broke a rule and were refused; a repeated refusal is logged once."""
+    return sum(record.get("kind") == "refusal" for record in run.records)
+
+
+def _seams(run: Run) -> Iterator[Seam]:
+    return (seam for attempt in run.attempts for seam in attempt.seams)
+
+
+def _steps_down(run: Run, seam: Seam) -> int:
+    return run.rungs.index(seam.dest) - run.rungs.index(seam.source)
+
+
+# --- latency ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A gap between two successive tokens of one answer: whose, from when, how long."""
+
+    tenant: str
+    from_ns: int
+    duration_ns: int
+
+
+def ttft_ms(run: Run) -> dict[str, float | None]:
+    """Time to first token, milliseconds, over the answers that got one: from when the request was made to the
+    first token of the attempt that was answered. Attempts that a kill ended are part of the wait."""
+    return percentiles([ttft for ttft in map(_ttft_ms, run.answers.values()) if ttft is not None])
+
+
+def itl_ms(run: Run) -> dict[str, float | None]:
+    """Inter-token latency, milliseconds: all gaps between successive tokens of one answer, the time to its
+    first token excluded. Attempts that a kill ended do not count."""
+    return percentiles([gap / NS_PER_MS for attempt in run.surviving for gap in _gaps_ns(attempt)])
+
+
+def stall(run: Run) -> Stall | None:
+    """The longest gap between successive tokens of one answer; ``None`` where no answer has two tokens."""
+    return max(_stalls(run.surviving), key=lambda s: s.duration_ns, default=None)
+
+
+def stall_ms_max(run: Run) -> float | None:
+    """The longest pause, milliseconds: the longest gap between successive tokens of one answer."""
+    longest = stall(run)
+    return None if longest is None else longest.duration_ns / NS_PER_MS
+
+
+def switch_pause_ms_max(run: Run) -> float | None:
+    """The longest pause at a switch, milliseconds: the longest gap between successive tokens of one answer
+    with a change of rung between them."""
+    pauses = [attempt.pause_ns(seam) for attempt in run.surviving for seam in attempt.seams]
+    return max((pause / NS_PER_MS for pause in pauses if pause is not None), default=None)
+
+
+def open_stall_ms_max(run: Run) -> float | None:
+    """The longest silence at the end, milliseconds: for answers that were open when the run ended, from their
+    last token, or from the first arrival, to the end. It is no gap between tokens: none came after it."""
+    return max(
+        (
+            (run.end_ns - (last.tokens[-1].at_ns if last.tokens else attempts[0].arrived_ns)) / NS_PER_MS
+            for attempts in run.answers.values()
+            if (last := attempts[-1]).fate is Fate.OPEN
+        ),
+        default=None,
+    )
+
+
+def percentiles(values: Iterable[float]) -> dict[str, float | None]:
+    """p50, p90 and p99 by the nearest-rank method, each ``None`` when there are no values."""
+    ordered = sorted(values)
+    return {f"p{p}": nearest_rank(ordered, p) for p in PERCENTILES}
+
+
+def nearest_rank(ordered: Sequence[float], percent: int) -> float | None:
+    """The value at rank ceil(percent / 100 * n) of n ascending values, ranks from 1."""
+    if not ordered:
+        return None
+    return ordered[-(-percent * len(ordered) // 100) - 1]
+
+
+def _ttft_ms(attempts: Sequence[Attempt]) -> float | None:
+    last = attempts[-1]
+    if last.fate is Fate.LOST or not last.tokens:
+        return None
+    return (last.tokens[0].at_ns - attempts[0].arrived_ns) / NS_PER_MS
+
+
+def _gaps_ns(attempt: Attempt) -> Iterator[int]:
+    return (after.at_ns - before.at_ns for before, after in pairwise(attempt.tokens))
+
+
+def _stalls(attempts: Iterable[Attempt]) -> Iterator[Stall]:
+    return (
+        Stall(attempt.tenant, before.at_ns, after.at_ns - before.at_ns)
+        for attempt in attempts
+        for before, after in pairwise(attempt.tokens)
+    )
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def overshoot_bytes_max(run: Run) -> int | None:
+    """The highest usage minus budget, bytes, over the samples taken after the levers of a round while the
+    process was alive. Negative: the budget was never exceeded. ``None``: there is no such sample."""
+    return max((s.usage - s.budget for s in run.samples if s.enforced and s.alive), default=None)
+
+
+def overshoot_byte_seconds(run: Run) -> float:
+    """How much memory was held over the budget and for how long, byte-seconds: the integral over time of
+    usage minus budget where that is positive, over all memory records, both constant between two changes."""
+    over = sum((level.end_ns - level.start_ns) * max(0, level.usage - level.budget) for level in run.levels)
+    return over / NS_PER_S
+
+
+def transient_peak_bytes(run: Run) -> int | None:
+    """The highest usage while something transient was held (weights being loaded; the new cache and the map
+    beside the old cache during a switch), bytes; ``None``: nothing transient ever was."""
+    return max((s.usage for s in run.samples if any(s.parts.get("transient", {}).values())), default=None)
+
+
+def usage_peak_bytes(run: Run) -> int | None:
+    """The highest usage over all memory records, bytes; ``None``: there is none."""
+    return max((s.usage for s in run.samples), default=None)
+
+
+# --- rungs and quality --------------------------------------------------------------------------------------
+
+
+def rung_token_share(run: Run) -> dict[str, float]:
+    """The fraction of the delivered tokens that each rung produced; the fractions sum to 1. Empty without
+    tokens."""
+    counts = Counter(token.rung for attempt in run.surviving for token in attempt.tokens)
+    total = counts.total()
+    return {rung: counts[rung] / total for rung in run.rungs} if total else {}
+
+
+def rung_seconds(run: Run) -> dict[str, float]:
+    """How long the weights of each rung were resident, seconds: from ``RungLoaded`` to ``RungReleased``, a
+    kill or the end of the run."""
+    spent_ns = dict.fromkeys(run.rungs, 0)
+    since: dict[str, int] = {}
+    for record in run.events("RungLoaded", "RungReleased", "ProcessKilled"):
+        if record["type"] == "RungLoaded":
+            since.setdefault(record["rung"], record["at_ns"])
+            continue
+        gone = list(since) if record["type"] == "ProcessKilled" else [record["rung"]]
+        for rung in gone:
+            spent_ns[rung] = spent_ns.get(rung, 0) + record["at_ns"] - since.pop(rung, record["at_ns"])
+    for rung, start in since.items():
+        spent_ns[rung] = spent_ns.get(rung, 0) + run.end_ns - start
+    return {rung: ns / NS_PER_S for rung, ns in spent_ns.items()}
+
+
+def handoff(run: Run) -> dict[str, float | int | None]:
+    """What the switches cost in quality, means over the ``n`` switches that were measured: ``kl`` is
+    KL(native || carried) in nats over the continuation, ``jsd`` the Jensen-Shannon divergence of source and
+    carried on the first token, ``jsd_floor`` the same of source and native, ``recovered_context`` the part of
+    the benefit of the context that was kept (1: all, 0: as if there were none). ``None``: not measured."""
+    measured = [seam.handoff for seam in _seams(run) if seam.handoff is not None]
+    means: dict[str, float | int | None] = {}
+    for name in HANDOFF_MEASURES:
+        values = [value for quality in measured if (value := quality.get(name)) is not None]
+        means[name] = fmean(values) if values else None
+    return {**means, "n": len(measured)}
+
+
+# --- tenants ------------------------------------------------------------------------------------------------
+
+
+def tenants(run: Run) -> dict[str, dict[str, Any]]:
+    """The same numbers for each tenant alone, over the attempt that was answered; ``reason`` is why its last
+    attempt ended (``stop``, ``length``, ``cancelled``, ``lost``; ``None``: the run ended first)."""
+    return {tenant: _tenant(run, attempts) for tenant, attempts in run.answers.items()}
+
+
+def _tenant(run: Run, attempts: Sequence[Attempt]) -> dict[str, Any]:
+    last = attempts[-1]
+    delivered = [attempt for attempt in attempts if attempt.fate is not Fate.LOST]
+    counts = Counter(token.rung for attempt in delivered for token in attempt.tokens)
+    longest = max((s.duration_ns for s in _stalls(delivered)), default=None)
+    return {
+        "kind": last.kind,
+        "tokens": counts.total(),
+        "finished": last.fate is Fate.FINISHED,
+        "reason": last.reason,
+        "ttft_ms": _ttft_ms(attempts),
+        "stall_ms_max": None if longest is None else longest / NS_PER_MS,
+        "attempts": last.number,
+        "tokens_lost": sum(len(attempt.tokens) for attempt in attempts if attempt.fate is Fate.LOST),
+        "rung_tokens": {rung: counts[rung] for rung in run.rungs},
+    }
+
+
+# --- the run ------------------------------------------------------------------------------------------------
+
+
+def simulated_s(run: Run) -> float:
+    """How long the run lasted on its own clock, seconds."""
+    return run.end_ns / NS_PER_S
+
+
+def violations(run: Run) -> list[dict[str, Any]]:
+    """Invariants that did not hold, each with its record number and time."""
+    return [
+        {key: record.get(key) for key in ("seq", "at_ns", "invariant", "detail")}
+        for record in run.records
+        if record.get("kind") == "violation"
+    ]

@@ -1,0 +1,210 @@
+"""The report of one scenario as a self-contained page (no script, no network) and as Markdown.
+
+Everything comes from the logs; the same logs give the same bytes. Prompts, model text and names are hostile:
+the page escapes every expression, the Markdown whatever Markdown or HTML could read as more than text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from reports import show
+from reports.chart import LANE_HEIGHT, MEMORY_HEIGHT, WIDTH, Chart, chart, rung_style, shared_scale
+from reports.metrics import NS_PER_MS
+from reports.run import Attempt, Fate, Run, Seam
+from reports.summary import METRICS
+from reports.table import rows
+from reports.texts import Joint, Stretch, ending, fragments
+from reports.verdict import Verdict, verdict
+
+TEMPLATES = Path(__file__).parent / "templates"
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+!|&~$-])")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer on the page: tokens of one rung, or a seam."""
+
+    style: str
+    text: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One attempt on the page."""
+
+    tenant: str
+    title: str
+    lost: bool
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A row of the table of switches, every cell as text."""
+
+    at: str
+    tenant: str
+    source: str
+    dest: str
+    route: str
+    cells: str
+    duration: str
+    pause: str
+    kl: str
+    jsd: str
+    jsd_floor: str
+    recovered: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyView:
+    """One policy on the page."""
+
+    name: str
+    verdict: Verdict
+    numbers: Mapping[str, Any]
+    chart: Chart
+    rungs: tuple[tuple[str, str], ...]
+    switches: tuple[Switch, ...]
+    answers: tuple[Answer, ...]
+    setup: str
+    log_sha256: str
+
+
+def html_page(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
+    """``report.html``."""
+    template = _environment("html").get_template("report.html.j2")
+    return template.render(_context(summary, runs), style=(TEMPLATES / "style.css").read_text("utf-8"))
+
+
+def markdown_page(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
+    """``report.md``."""
+    return _environment("md").get_template("report.md.j2").render(_context(summary, runs))
+
+
+def markdown_text(value: Any) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return _MARKDOWN.sub(r"\\\1", " ".join(show.printable(str(value)).split()))
+
+
+@cache
+def _environment(kind: str) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=kind == "html",  # noqa: S701 (``finalize`` escapes the Markdown)
+        finalize=None if kind == "html" else markdown_text,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(size=show.size, span=show.span, percent=show.percent, count=show.count)
+    return environment
+
+
+def _context(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Any]:
+    scale = shared_scale(runs.values())
+    header = next((run.header for run in runs.values()), {})
+    return {
+        "summary": summary,
+        "policies": [_policy(name, summary, run, chart(run, scale)) for name, run in runs.items()],
+        "rows": rows(summary),
+        "definitions": {key: _definition(metric) for key, metric in METRICS.items()},
+        "box": {"width": WIDTH, "memory": MEMORY_HEIGHT, "lane": LANE_HEIGHT},
+        "facts": {key: _plain(header.get(key)) for key in ("commit", "machine", "versions")},
+        "scenario": _pretty(header.get("scenario")),
+        "ladder": _pretty(header.get("ladder")),
+        "violations": summary["violations"],
+    }
+
+
+def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> PolicyView:
+    numbers = summary["policies"][name]
+    broken = sum(violation["policy"] == name for violation in summary["violations"])
+    return PolicyView(
+        name=show.printable(name),
+        verdict=verdict(numbers, run, broken),
+        numbers=numbers,
+        chart=picture,
+        rungs=tuple((rung_style(run, rung), show.printable(rung)) for rung in run.rungs),
+        switches=tuple(_switch(attempt, seam) for attempt in run.attempts for seam in attempt.seams),
+        answers=tuple(_answer(run, attempt) for attempt in run.attempts),
+        setup=_pretty(run.header.get("policy")),
+        log_sha256=run.sha256,
+    )
+
+
+def _switch(attempt: Attempt, seam: Seam) -> Switch:
+    quality = seam.handoff or {}
+    pause_ns = attempt.pause_ns(seam)
+    return Switch(
+        at=show.moment(seam.at_ns),
+        tenant=show.printable(attempt.tenant),
+        source=show.printable(seam.source),
+        dest=show.printable(seam.dest),
+        route=seam.route,
+        cells=str(seam.cells),
+        duration=show.span(seam.duration_ns / NS_PER_MS if seam.duration_ns else None),
+        pause=show.span(None if pause_ns is None else pause_ns / NS_PER_MS),
+        kl=show.decimal(quality.get("kl")),
+        jsd=show.decimal(quality.get("jsd")),
+        jsd_floor=show.decimal(quality.get("jsd_floor")),
+        recovered=show.percent(quality.get("recovered_context")),
+    )
+
+
+def _answer(run: Run, attempt: Attempt) -> Answer:
+    lost = attempt.fate is Fate.LOST
+    number = f", attempt {attempt.number}" if attempt.number > 1 or lost else ""
+    tokens = show.count(len(attempt.tokens), "token")
+    return Answer(
+        tenant=show.printable(attempt.tenant),
+        title=f"{attempt.kind}{number} · {tokens} · {ending(attempt)}",
+        lost=lost,
+        pieces=tuple(_piece(run, fragment) for fragment in fragments(attempt)),
+    )
+
+
+def _piece(run: Run, fragment: Stretch | Joint) -> Piece:
+    match fragment:
+        case Stretch(rung, text, tokens):
+            label = f"{show.printable(rung)}, {show.count(tokens, 'token')}"
+            return Piece(rung_style(run, rung), text, label)
+        case Joint(seam, pause_ms):
+            names = show.printable(f"{seam.source} → {seam.dest}")
+            return Piece("seam", f"{names} · {show.span(pause_ms)}{_quality(seam)}", f"by {seam.route}")
+
+
+def _quality(seam: Seam) -> str:
+    quality = seam.handoff or {}
+    told = ""
+    if quality.get("kl") is not None:
+        told += f" · KL {show.decimal(quality['kl'])}"
+    if quality.get("recovered_context") is not None:
+        told += f" · context kept {show.percent(quality['recovered_context'])}"
+    return told
+
+
+def _definition(metric: Any) -> str:
+    return " ".join((inspect.getdoc(metric) or "").split())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in sorted(value.items()))
+    return show.ABSENT if value is None else str(value)
+
+
+def _pretty(value: Any) -> str:
+    return show.printable(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True))

@@ -1,0 +1,120 @@
+"""The comparison of policies as rows for people: on stdout, in the page and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from reports import show
+
+Policy = Mapping[str, Any]  # one policy's part of the summary
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one policy shows in one row; ``alarm`` where it is a harm that should be seen first."""
+
+    text: str
+    alarm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the comparison; ``group`` names the lines it belongs to."""
+
+    group: str
+    label: str
+    cells: tuple[Cell, ...]
+
+
+def rows(summary: Mapping[str, Any]) -> list[Row]:
+    """Every line of the comparison, one cell a policy."""
+    policies = list(summary["policies"].values())
+    return [
+        Row(group, label, tuple(cell(policy) for policy in policies))
+        for group, label, cell in (*_LINES, *_rung_lines(policies))
+    ]
+
+
+def text_table(summary: Mapping[str, Any]) -> str:
+    """The comparison for a terminal, one column a policy."""
+    body = [[row.label, *(cell.text for cell in row.cells)] for row in rows(summary)]
+    headers = ["", *map(show.printable, summary["policies"])]
+    align = ("left", *("right" for _ in summary["policies"]))
+    return tabulate(body, headers=headers, colalign=align, disable_numparse=True, tablefmt="simple")
+
+
+# --- the lines ----------------------------------------------------------------------------------------------
+
+Line = tuple[str, str, Callable[[Policy], Cell]]
+
+
+def _harm(key: str) -> Callable[[Policy], Cell]:
+    return lambda p: Cell(str(p[key]), alarm=p[key] > 0)
+
+
+def _plain(text: Callable[[Policy], str]) -> Callable[[Policy], Cell]:
+    return lambda p: Cell(text(p))
+
+
+def _pair(name: str) -> Callable[[Policy], Cell]:
+    return _plain(lambda p: f"{show.span(p[name]['p50'])} / {show.span(p[name]['p99'])}")
+
+
+def _answers(policy: Policy) -> Cell:
+    return Cell(
+        f"{policy['answers_finished']} of {policy['answers_asked']}", policy["answers_unfinished"] > 0
+    )
+
+
+def _overshoot(policy: Policy) -> Cell:
+    over = policy["overshoot_bytes_max"]
+    sign = "+" if over is not None and over > 0 else ""
+    return Cell(sign + show.size(over), alarm=bool(sign))
+
+
+def _over_time(policy: Policy) -> Cell:
+    return Cell(f"{show.decimal(policy['overshoot_byte_seconds'] / MIB)} MiB·s")
+
+
+def _quality(policy: Policy) -> str:
+    return f"{show.decimal(policy['handoff']['kl'])} (n={policy['handoff']['n']})"
+
+
+_LINES: tuple[Line, ...] = (
+    ("Answers", "killed by the OS", _harm("killed")),
+    ("Answers", "answers finished", _answers),
+    ("Answers", "answers lost", _harm("answers_lost")),
+    ("Answers", "tokens delivered", _plain(lambda p: str(p["tokens_out"]))),
+    ("Answers", "tokens lost", _harm("tokens_lost")),
+    ("Answers", "tokens read again", _plain(lambda p: str(p["tokens_reread"]))),
+    ("Latency", "TTFT p50 / p99", _pair("ttft_ms")),
+    ("Latency", "ITL p50 / p99", _pair("itl_ms")),
+    ("Latency", "longest pause", _plain(lambda p: show.span(p["stall_ms_max"]))),
+    ("Latency", "longest pause at a switch", _plain(lambda p: show.span(p["switch_pause_ms_max"]))),
+    ("Memory", "over budget, max", _overshoot),
+    ("Memory", "over budget × time", _over_time),
+    ("Memory", "usage peak", _plain(lambda p: show.size(p["usage_peak_bytes"]))),
+    ("Memory", "transient peak", _plain(lambda p: show.size(p["transient_peak_bytes"]))),
+    ("Levers", "switches down / up", _plain(lambda p: f"{p['switches_down']} / {p['switches_up']}")),
+    ("Levers", "deferred", _plain(lambda p: str(p["deferrals"]))),
+    ("Levers", "parked", _plain(lambda p: str(p["parks"]))),
+    ("Levers", "spilled", _plain(lambda p: str(p["spills"]))),
+    ("Levers", "shed", _plain(lambda p: str(p["sheds"]))),
+    ("Quality", "handoff KL, nats", _plain(_quality)),
+    ("Quality", "recovered context", _plain(lambda p: show.percent(p["handoff"]["recovered_context"]))),
+)
+
+
+def _rung_lines(policies: list[Policy]) -> Iterator[Line]:
+    names = dict.fromkeys(rung for policy in policies for rung in policy["rung_token_share"])
+    for rung in names:
+        yield "Quality", f"tokens on {show.printable(rung)}", _share_of(rung)
+
+
+def _share_of(rung: str) -> Callable[[Policy], Cell]:
+    return _plain(lambda p: show.percent(p["rung_token_share"].get(rung) if p["rung_token_share"] else None))

@@ -1,0 +1,101 @@
+"""The answers as text with the rungs that wrote them: fragments for the page, and one file a tenant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from reports import show
+from reports.metrics import NS_PER_MS
+from reports.run import Attempt, Fate, Run, Seam
+
+MARK = "▪"  # stands for a token whose text is not in the log
+NAME_CHARS_MAX = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Successive tokens of one rung. ``text`` has one mark a token where the log has no text."""
+
+    rung: str
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A seam as the reader of an answer met it; ``pause_ms`` is the gap between the tokens on both sides, or
+    the duration of the switch itself where one side has no token."""
+
+    seam: Seam
+    pause_ms: float
+
+
+def fragments(attempt: Attempt) -> Iterator[Stretch | Joint]:
+    """An answer from its first token to its last, with its seams where they happened."""
+    spelled = any(token.text for token in attempt.tokens)
+    done = 0
+    for seam in attempt.seams:
+        yield from _stretches(attempt, done, seam.position, spelled)
+        yield _joint(attempt, seam)
+        done = seam.position
+    yield from _stretches(attempt, done, len(attempt.tokens), spelled)
+
+
+def tenant_text(attempts: tuple[Attempt, ...]) -> str:
+    """The text file of a tenant: ``[tier0] ... [tier0 -> tier1, 260ms] ...``, one attempt after the other."""
+    return "\n".join(map(_attempt_text, attempts))
+
+
+def file_names(run: Run) -> Mapping[str, str]:
+    """A file name for each tenant: no tenant's name can lead out of the folder or hit another file."""
+    names: dict[str, str] = {}
+    for tenant in run.answers:
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", tenant)[:NAME_CHARS_MAX].lstrip(".") or "_"
+        taken = {name.lower() for name in names.values()}
+        choices = (f"{stem}{suffix}.txt" for suffix in ("", *(f"~{i}" for i in range(2, len(taken) + 3))))
+        names[tenant] = next(name for name in choices if name.lower() not in taken)
+    return names
+
+
+def ending(attempt: Attempt) -> str:
+    """How an attempt ended, in words."""
+    match attempt.fate:
+        case Fate.FINISHED:
+            return "finished: " + show.printable(str(attempt.reason))
+        case Fate.OPEN:
+            return "open when the run ended"
+    when = show.moment(attempt.ended_ns or 0)
+    if attempt.fate is Fate.LOST:
+        return f"lost at {when} with {show.count(len(attempt.tokens), 'token')}"
+    return f"cancelled at {when}"
+
+
+def _stretches(attempt: Attempt, start: int, stop: int, spelled: bool) -> Iterator[Stretch]:
+    for rung, group in groupby(attempt.tokens[start:stop], key=lambda token: token.rung):
+        tokens = list(group)
+        text = "".join(token.text for token in tokens) if spelled else MARK * len(tokens)
+        yield Stretch(rung, show.printable(text), len(tokens))
+
+
+def _joint(attempt: Attempt, seam: Seam) -> Joint:
+    pause_ns = attempt.pause_ns(seam)
+    return Joint(seam, (seam.duration_ns if pause_ns is None else pause_ns) / NS_PER_MS)
+
+
+def _attempt_text(attempt: Attempt) -> str:
+    parts: list[str] = []
+    first = True
+    for fragment in fragments(attempt):
+        match fragment:
+            case Stretch(rung, text):
+                parts.append(f"[{show.printable(rung)}] {text}" if first else text)
+                first = False
+            case Joint(seam, pause_ms):
+                names = f"{show.printable(seam.source)} -> {show.printable(seam.dest)}"
+                parts.append(f"[{names}, {show.span(pause_ms)}]")
+                first = False
+    number = f"attempt {attempt.number}, " if attempt.number > 1 or attempt.fate is Fate.LOST else ""
+    return " ".join([*parts, f"[{number}{ending(attempt)}]"]) + "\n"

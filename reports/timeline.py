@@ -1,0 +1,106 @@
+"""What each tenant, and the process, was doing when: phases with a beginning and an end, read off a run.
+
+The log says when work was complete. A process works serially, so work began when the work before it was
+complete, or when its tenant was admitted if that was later; a switch says itself how long it took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from reports.run import Record, Run
+
+
+class Doing(StrEnum):
+    """What a phase is."""
+
+    WAITING = "waiting"  # arrived, not admitted
+    READING = "reading"
+    DECODING = "decoding"
+    SWITCHING = "switching"
+    PARKED = "parked"
+    LOADING = "loading"  # of the process
+
+
+class Phase(NamedTuple):
+    """Something that went on from ``start_ns`` to ``end_ns``; ``tenant`` is empty for the process itself,
+    ``tokens`` counts those read, decoded or carried."""
+
+    tenant: str
+    doing: Doing
+    start_ns: int
+    end_ns: int
+    rung: str = ""
+    tokens: int = 0
+
+
+def phases(run: Run) -> list[Phase]:
+    """Every phase of a run, by its beginning."""
+    follower = _Follower({r["seq"]: r["at_ns"] for r in run.decisions("Load")})
+    found = [phase for record in run.records for phase in follower.follow(record)]
+    found += follower.unpark_all(run.end_ns)
+    for attempt in run.attempts:
+        until_ns = next(at for at in (attempt.admitted_ns, attempt.ended_ns, run.end_ns) if at is not None)
+        found.append(Phase(attempt.tenant, Doing.WAITING, attempt.arrived_ns, until_ns))
+    return sorted(found, key=lambda phase: (phase.start_ns, phase.end_ns))
+
+
+@dataclass
+class _Follower:
+    """Until when the process was busy, from when each tenant could be served, since when who is parked."""
+
+    load_asked_ns: dict[int, int]
+    busy_ns: int = 0
+    ready_ns: dict[str, int] = field(default_factory=dict)
+    parked_ns: dict[str, int] = field(default_factory=dict)
+
+    def follow(self, record: Record) -> Iterator[Phase]:
+        """The phases that a record ends."""
+        at_ns: int = record.get("at_ns", 0)
+        tenant: str = record.get("tenant", "")
+        match record.get("type"):
+            case "Admit":
+                self.ready_ns[tenant] = at_ns
+            case "TenantParked":
+                self.parked_ns.setdefault(tenant, at_ns)
+            case "Unpark" | "TenantFinished" | "TenantCancelled":
+                yield from self._unpark(tenant, at_ns)
+            case "PromptRead":
+                yield from self._work(record, Doing.READING, record["tokens"], at_ns)
+            case "TokensProduced":
+                done_ns = max(record.get("stamps_ns") or (at_ns,))
+                yield from self._work(record, Doing.DECODING, record["count"], done_ns)
+            case "Switched":
+                began_ns = at_ns - record["duration_ns"]
+                self.busy_ns = at_ns
+                yield from self._unpark(tenant, began_ns)
+                yield Phase(tenant, Doing.SWITCHING, began_ns, at_ns, record["dest"], record["cells"])
+            case "RungLoaded":
+                asked_ns = self.load_asked_ns.get(record.get("decision") or 0, at_ns)
+                self.busy_ns = at_ns
+                yield Phase("", Doing.LOADING, asked_ns, at_ns, record["rung"])
+            case "ProcessKilled":
+                yield from self.unpark_all(at_ns)
+
+    def unpark_all(self, at_ns: int) -> Iterator[Phase]:
+        """End whatever is still parked."""
+        for tenant in list(self.parked_ns):
+            yield from self._unpark(tenant, at_ns)
+
+    def _work(self, record: Record, doing: Doing, tokens: int, end_ns: int) -> Iterator[Phase]:
+        tenant = record["tenant"]
+        earliest_ns = max(self.busy_ns, self.ready_ns.get(tenant, 0), self.parked_ns.get(tenant, 0))
+        start_ns = min(end_ns, earliest_ns)
+        self.busy_ns = end_ns
+        yield from self._unpark(tenant, start_ns)
+        yield Phase(tenant, doing, start_ns, end_ns, record["rung"], tokens)
+
+    def _unpark(self, tenant: str, at_ns: int) -> Iterator[Phase]:
+        """End a tenant's parking; it can be served from then on."""
+        start_ns = self.parked_ns.pop(tenant, None)
+        if start_ns is not None:
+            self.ready_ns[tenant] = at_ns
+            yield Phase(tenant, Doing.PARKED, start_ns, max(start_ns, at_ns))
