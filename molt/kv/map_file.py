@@ -1,0 +1,143 @@
+"""A learned map on disk: one safetensors file per directed pair, bound to the two models and the tokenizer by
+hash.
+
+Weights are stored in half precision and used in single (see ``MODEL_CARD`` of the maps for what that costs).
+All metadata is one JSON string under one key, because safetensors writes several keys in no fixed order and
+the same fit must give the same file. ``digest`` covers the tensors and the card, so a file that was altered
+or mixed up is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from molt.core.ladder import KVLayout
+from molt.kv.project import KVMap, LayerMap
+
+FORMAT = "molt.kv.map/1"
+
+
+class MapRefused(ValueError):
+    """A map file that must not be used; the message is one line and names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapCard:
+    """What a map is, what it was fitted on and how well; ``residual_*`` are 1 - R^2 on held-out documents."""
+
+    source: str
+    dest: str
+    source_sha256: str
+    dest_sha256: str
+    tokenizer_sha256: str
+    sources: tuple[tuple[int, ...], ...]
+    ridge: float
+    rows: int
+    features_per_row: float
+    residual_k: tuple[float, ...]
+    residual_v: tuple[float, ...]
+    heldout_rows: int
+    calibration: tuple[str, ...]
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The pair of models at hand, as a map must have been made for it."""
+
+    source: KVLayout
+    dest: KVLayout
+    source_sha256: str
+    dest_sha256: str
+    tokenizer_sha256: str
+
+
+def file_name(source: str, dest: str) -> str:
+    """Name of the map between two weights."""
+    return f"{source}--{dest}.safetensors"
+
+
+def save(path: Path, kv_map: KVMap, card: MapCard) -> None:
+    """Write a map; the same map and card give the same bytes."""
+    tensors = {}
+    for number, layer in enumerate(kv_map.layers):
+        tensors[f"{number}.weight"] = layer.weight.half().contiguous()
+        tensors[f"{number}.bias"] = layer.bias.contiguous()
+    card = replace(card, digest=_digest(tensors, card))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(
+        tensors, path, metadata={"molt": json.dumps({"format": FORMAT, **asdict(card)}, sort_keys=True)}
+    )
+
+
+def read_card(path: Path) -> MapCard:
+    """The card of a map file alone; ``MapRefused`` if the file is not a whole one."""
+    return _open(path)[0]
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes the map takes once loaded, from the file's header alone."""
+    with safe_open(path, framework="pt") as file:
+        shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+        return sum(torch.Size(shape).numel() * torch.float32.itemsize for shape in shapes)
+
+
+def load(path: Path, binding: Binding) -> KVMap:
+    """The map in single precision; ``MapRefused`` if it is not whole, unaltered and made for ``binding``."""
+    card, tensors = _open(path)
+    for field in ("source_sha256", "dest_sha256", "tokenizer_sha256"):
+        found, wanted = getattr(card, field), getattr(binding, field)
+        if found != wanted:
+            what = field.removesuffix("_sha256")
+            raise MapRefused(
+                f"{path}: made for another {what} ({found[:12]}, here {wanted[:12]}); fit it again"
+            )
+    if card.digest != _digest(tensors, replace(card, digest="")):
+        raise MapRefused(f"{path}: the contents do not match their digest; the file was altered")
+    try:
+        layers = tuple(
+            LayerMap(sources, tensors[f"{number}.weight"].float(), tensors[f"{number}.bias"].float())
+            for number, sources in enumerate(card.sources)
+        )
+        kv_map = KVMap(binding.source, binding.dest, layers)
+        kv_map.check()
+    except (KeyError, ValueError) as error:
+        raise MapRefused(f"{path}: {error}") from error
+    return kv_map
+
+
+def _open(path: Path) -> tuple[MapCard, dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            card = json.loads((file.metadata() or {}).get("molt", "{}"))
+            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise MapRefused(f"{path}: not a whole safetensors file ({error})") from error
+    if card.pop("format", None) != FORMAT:
+        raise MapRefused(f"{path}: not a map of format {FORMAT}")
+    try:
+        return MapCard(**{key: _frozen(value) for key, value in card.items()}), tensors
+    except TypeError as error:
+        raise MapRefused(f"{path}: damaged card ({error})") from error
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _digest(tensors: dict[str, Tensor], card: MapCard) -> str:
+    digest = hashlib.sha256(json.dumps(asdict(card), sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,92 @@
+"""Taking a cache from one rung to another.
+
+Three routes exist; two are here. *Carry* (same weights, other precision) takes the cache as it is. *Project*
+sends it through a learned map, except the first cells: those are the attention sinks, outliers that no linear
+map hits, and a projected cache without exact ones is worse than no history at all. The destination therefore
+reads the first tokens itself, which is exact because attention is causal. The last known token is native too,
+on every route: a decode step feeds it. The third route, reading everything again, needs no code here.
+
+Nothing is lost before it is replaced: the source cache is only read, and whatever is wrong raises
+``SwitchError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from molt.core.ladder import KVLayout
+from molt.engine.protocol import SwitchError
+from molt.kv.hf_cache import PreallocatedCache
+from molt.kv.project import KVMap, project
+from molt.kv.resident import Resident
+from molt.kv.rope import Rope
+from molt.kv.state import KVState
+
+NATIVE_TOKENS = 4
+"""First tokens that the destination reads itself; four cover the sinks of every model tried."""
+
+CHUNK_CELLS = 256
+"""Cells projected at a time: bounds the transient memory to a few chunks, whatever the length of the context.
+"""
+
+
+def check_carry(source: PreallocatedCache, dest: Resident, known: Sequence[int]) -> None:
+    """Raise ``SwitchError`` unless ``source`` may go on, as it is, under the same weights at another
+    precision.
+    """
+    _check(source, dest, known)
+    if source.layout != dest.layout:
+        raise SwitchError(
+            f"a cache of {source.layout} cannot be carried to {dest.layout}; only a map takes it there"
+        )
+
+
+@torch.inference_mode()
+def transplant(
+    source: PreallocatedCache,
+    source_rope: Rope,
+    kv_map: KVMap,
+    dest: Resident,
+    known: Sequence[int],
+    capacity: int,
+    native_tokens: int = NATIVE_TOKENS,
+) -> PreallocatedCache:
+    """A cache of ``capacity`` cells for the destination, at the positions that ``source`` holds.
+
+    ``known`` are the tokens of the text so far, by position; those after the last cell stay unread. Raises
+    ``SwitchError`` for a cache that is not finite, a map of other geometries, a text too long for ``dest``.
+    """
+    _check(source, dest, known)
+    if (kv_map.source, kv_map.dest) != (source.layout, dest.layout):
+        raise SwitchError(
+            f"the map takes {kv_map.source} to {kv_map.dest}, not {source.layout} to {dest.layout}"
+        )
+    carried = PreallocatedCache(dest.layout, capacity)
+    native = leading_cells(source.positions[:native_tokens])
+    dest.read(carried, known[:native], 0)
+    for first in range(native, source.cells, CHUNK_CELLS):
+        projected = project(kv_map, source.export(first, first + CHUNK_CELLS), source_rope, dest.rope)
+        _check_state(projected, dest.layout)
+        carried.append(projected)
+    return carried
+
+
+def leading_cells(positions: Sequence[int]) -> int:
+    """How many cells, from the first on, sit at positions 0, 1, 2, ... without a gap."""
+    return next((cell for cell, position in enumerate(positions) if cell != position), len(positions))
+
+
+def _check(source: PreallocatedCache, dest: Resident, known: Sequence[int]) -> None:
+    if len(known) > dest.max_positions:
+        raise SwitchError(f"the text has {len(known)} tokens, the destination {dest.max_positions} positions")
+    for first in range(0, source.cells, CHUNK_CELLS):
+        _check_state(source.export(first, first + CHUNK_CELLS), source.layout)
+
+
+def _check_state(state: KVState, layout: KVLayout) -> None:
+    try:
+        state.check(layout)
+    except ValueError as error:
+        raise SwitchError(str(error)) from error

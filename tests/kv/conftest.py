@@ -1,0 +1,92 @@
+"""Tiny random rungs: real architectures, a few thousand parameters, no download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+import molt.kv  # noqa: F401
+from molt.core.ladder import KVLayout
+from molt.kv.resident import Resident
+from molt.kv.rope import rope_of
+
+VOCABULARY = 97
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def tiny(
+    kind: str = "qwen2",
+    *,
+    layers: int = 3,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 8,
+    seed: int = 0,
+    **extra: Any,
+) -> Resident:
+    """A random rung; the vocabulary is padded by 3 entries that no token has."""
+    torch.manual_seed(seed)
+    config_class, model_class = {
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+    }[kind]
+    config = config_class(
+        vocab_size=VOCABULARY + 3,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=256,
+        initializer_range=0.3,  # large enough that attention matters
+        **extra,
+    )
+    model = model_class(config).eval()
+    return Resident(model, KVLayout(layers, kv_heads, head_dim, 4), rope_of(config), 256, VOCABULARY)
+
+
+@pytest.fixture(scope="session")
+def small() -> Resident:
+    """The smaller rung of the tests: other depth, other head dimension."""
+    return tiny(layers=2, kv_heads=1, head_dim=6, seed=1)
+
+
+@pytest.fixture(scope="session")
+def large() -> Resident:
+    """The larger rung of the tests."""
+    return tiny()
+
+
+@pytest.fixture(scope="session", params=["qwen2", "llama", "llama3", "yarn"])
+def any_rung(request: pytest.FixtureRequest) -> Resident:
+    """Every supported architecture and RoPE variant."""
+    match request.param:
+        case "llama3":
+            return tiny("llama", rope_parameters=LLAMA3)
+        case "yarn":
+            yarn = {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+            return tiny("qwen2", rope_parameters=yarn)
+        case kind:
+            return tiny(kind)
+
+
+@pytest.fixture(scope="session")
+def ids() -> list[int]:
+    """Forty random tokens."""
+    return torch.randint(0, VOCABULARY, (40,), generator=torch.Generator().manual_seed(5)).tolist()
