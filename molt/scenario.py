@@ -282,7 +282,7 @@ class Scenario:
         """
         document, ladder = self.document, spec.ladder
         chosen = document.policies if policies is None else tuple(policies)
-        _check_policies(chosen, known_policies, self.path)
+        _check_policies(chosen, known_policies, f"{self.path}: policies" if policies is None else "policies")
         seed = document.seed if seed is None else seed
         return ResolvedScenario(
             name=document.name,
@@ -313,8 +313,8 @@ def load(path: Path) -> Scenario:
     document = yaml_file.validate(ScenarioDocument, yaml_file.load(path), path)
     trace = _trace(document.trace, path)
     _check_times(document, trace, path)
-    _check_unique([tenant.name for tenant in document.tenants], f"{path}: tenants", ".name")
-    _check_unique([policy.name for policy in document.policies], f"{path}: policies")
+    _check_unique([tenant.name for tenant in document.tenants], path, "tenants[{}].name")
+    _check_unique([policy.name for policy in document.policies], path, "policies[{}]")
     prompts = tuple(
         _prompt(tenant.prompt, path, f"tenants[{index}].prompt")
         for index, tenant in enumerate(document.tenants)
@@ -372,20 +372,21 @@ def _check_times(document: ScenarioDocument, trace: Trace, path: Path) -> None:
             raise InputError(f"{path}: tenants[{index}].arrives: {arrives}: the horizon is {horizon}")
 
 
-def _check_unique(names: Sequence[str], place: str, key: str = "") -> None:
+def _check_unique(names: Sequence[str], path: Path, place: str) -> None:
+    """Refuse a name that was there before; ``place`` has ``{}`` for its index."""
     first: dict[str, int] = {}
     for index, name in enumerate(names):
         if first.setdefault(name, index) != index:
-            where = f"{place}[{index}]{key}"
-            raise InputError(f"{where}: {yaml_file.show(name)} a second time (first in [{first[name]}])")
+            where, before = place.format(index), place.format(first[name])
+            raise InputError(f"{path}: {where}: {yaml_file.show(name)} a second time (first in {before})")
 
 
-def _check_policies(policies: Sequence[PolicySpec], known: Iterable[str], path: Path) -> None:
+def _check_policies(policies: Sequence[PolicySpec], known: Iterable[str], where: str) -> None:
     names = tuple(known)
     for index, policy in enumerate(policies):
         if policy.name not in names and not _CLASS.fullmatch(policy.name):
             raise InputError(
-                f"{path}: policies[{index}]: {yaml_file.show(policy.name)} is not known; "
+                f"{where}[{index}]: {yaml_file.show(policy.name)} is not known; "
                 f"{yaml_file.nearest(policy.name, names)}"
             )
 

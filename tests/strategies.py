@@ -1,7 +1,7 @@
 """Every hypothesis generator of the tests, in one place.
 
-A strategy named in the plural yields values of the kind in its name; one that ends in ``_texts`` yields text as
-a user would write it. Sizes are bytes, durations and times nanoseconds.
+A strategy yields values of the kind in its name; one that ends in ``_texts`` yields text as a user writes it.
+Sizes are bytes, durations and times nanoseconds.
 """
 
 from __future__ import annotations
