@@ -2,7 +2,7 @@
 
 Rules of this world:
 - Compute is serial. A step runs to its boundary; facts that arrive meanwhile are handled there, before anyone takes
-  another step.
+  another step. What a step itself brings about is reported first, as soon as it is done.
 - What a decision asks for happens in order and takes its time; memory changes when the work is done, except that
   what is being brought in counts in full from the start.
 - A run of tokens that nothing can interrupt is one simpy event; ``TokensProduced`` has the time of each token.
@@ -352,7 +352,7 @@ class World:
             f"load {rung}",
             {("weights", rung): size.weight_bytes, ("scratch", rung): size.scratch_bytes},
         )
-        self._inbox.append(e.RungLoaded(at_ns=self._env.now, rung=rung, decision=seq))
+        self._feed(e.RungLoaded(at_ns=self._env.now, rung=rung, decision=seq))
 
     def _switch(self, step: SwitchStep) -> Wait:
         move = self._moves[step.tenant]
@@ -379,7 +379,7 @@ class World:
             {("kv", step.tenant): self._engine.cache_bytes(step.tenant)},
         )
         if isinstance(outcome, SwitchError):
-            self._inbox.append(
+            self._feed(
                 e.SwitchFailed(
                     at_ns=self._env.now,
                     tenant=step.tenant,
@@ -390,7 +390,7 @@ class World:
                 )
             )
             return
-        self._inbox.append(
+        self._feed(
             e.Switched(
                 at_ns=self._env.now,
                 tenant=step.tenant,
@@ -448,7 +448,7 @@ class World:
             self._engine.finish(step.tenant)
             del self._guests[step.tenant]
             self._memory.put("kv", step.tenant, 0)
-            self._inbox.append(e.TenantFinished(at_ns=self._env.now, tenant=step.tenant, reason=decoded.finish))
+            self._feed(e.TenantFinished(at_ns=self._env.now, tenant=step.tenant, reason=decoded.finish))
 
     def _stamps(self, step: DecodeStep) -> list[int]:
         """Completion times of the tokens up to the first that ends after the next event of the world."""

@@ -50,13 +50,13 @@ def landed_bytes(tenant: Tenant, ladder: Ladder) -> int:
     return ladder.rung(tenant.target).kv_bytes(tenant.full_capacity)
 
 
-def floor_bytes(state: State, ladder: Ladder, min_cells: int) -> int:
+def floor_bytes(state: State, ladder: Ladder, floor_cells: int) -> int:
     """The least a state can be brought to at once without losing a tenant.
 
-    Every weight released, every admitted tenant parked and shed to ``min_cells`` cells (or what it has, if less).
+    Every weight released, every admitted tenant parked and shed to ``floor_cells`` cells (or what it has, if less).
     """
     return sum(
-        ladder.rung(tenant.cache_rung).kv_bytes(min(tenant.cells, min_cells))
+        ladder.rung(tenant.cache_rung).kv_bytes(min(tenant.cells, floor_cells))
         for tenant in state.tenants.values()
         if tenant.phase is not Phase.WAITING and tenant.cache_rung is not None
     )

@@ -26,7 +26,7 @@ def overshoot_is_bounded(state: State, ladder: Ladder, policy: Policy) -> str | 
     if "bounded_overshoot" not in policy.promises:
         return None
     usage = usage_bytes(state, ladder)
-    bound = max(state.budget_bytes, floor_bytes(state, ladder, policy.min_cells))
+    bound = max(state.budget_bytes, floor_bytes(state, ladder, policy.floor_cells))
     return f"usage {usage} exceeds the bound of {bound} bytes" if usage > bound else None
 
 

@@ -63,15 +63,13 @@ class Policy(Protocol):
     """A pure function of a ``View``. Parameters are the fields of a frozen dataclass.
 
     ``name`` is what scenarios call it. ``promises`` are the invariants it undertakes to keep: ``"never_killed"``
-    and ``"bounded_overshoot"``; a checker holds it to them. ``min_cells`` is how far it would shed a cache.
+    and ``"bounded_overshoot"``; a checker holds it to them. ``floor_cells`` are the cells it leaves a tenant at
+    the very least, 0 when it may drop a cache whole.
     """
 
     name: ClassVar[str]
     promises: ClassVar[frozenset[str]]
-
-    @property
-    def min_cells(self) -> int:
-        """Cells that shedding always leaves a tenant; 0 when it may drop a cache whole."""
+    floor_cells: ClassVar[int]
 
     def decide(self, view: View) -> Plan:
         """Where every tenant should be, given what is believed now."""

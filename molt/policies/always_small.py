@@ -19,7 +19,7 @@ class AlwaysSmall:
 
     name: ClassVar[str] = "always_small"
     promises: ClassVar[frozenset[str]] = frozenset()
-    min_cells: ClassVar[int] = 0
+    floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
         """Everybody on the bottom rung; newcomers wait only while they do not fit."""

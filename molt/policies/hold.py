@@ -16,7 +16,7 @@ class Hold:
 
     name: ClassVar[str] = "hold"
     promises: ClassVar[frozenset[str]] = frozenset()
-    min_cells: ClassVar[int] = 0
+    floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
         """Everybody on the top rung; newcomers wait only while they do not fit."""

@@ -9,6 +9,7 @@ transient on the way there:
 2     on the smallest rung, some are parked: batch before foreground, the latest first (park)
 3     all are parked, with their caches (park)
 4     all are parked and the oldest context goes, as far as needed, down to ``min_cells`` (shed)
+5     whole caches go, to be read again later: the tokens are still known, so even this loses no answer
 ====  =====================================================================================================
 
 Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so
@@ -42,6 +43,7 @@ class Molt:
 
     name: ClassVar[str] = "molt"
     promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
+    floor_cells: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if self.cooldown_ns < 0:
@@ -91,16 +93,22 @@ class Molt:
         return admit_while_room(view, plan, others, rung, self.margin)
 
     def _shed(self, view: View) -> Plan:
-        """All parked; contexts shortened, the least protected first, until the rest fits or nothing is left."""
+        """All parked; contexts shortened to ``min_cells``, then dropped whole, the least protected first, until
+        the rest fits."""
         placements: dict[str, Placement] = {tenant.name: _aside(tenant) for tenant in _must_run(view)}
         excess = view.peak_of(_placed(view, placements)) - view.budget_bytes
-        for tenant in reversed(_by_protection(view.admitted())):
-            assert tenant.cache_rung is not None
-            cell_bytes = view.ladder.rung(tenant.cache_rung).kv.bytes_per_token
-            cells = min(max(0, tenant.cells - self.min_cells), max(0, -(-excess // cell_bytes)))
-            if cells:
-                placements[tenant.name] = Rest(keep_cells=tenant.cells - cells)
-                excess -= cells * cell_bytes
+        admitted = _by_protection(view.admitted())[::-1]
+        kept = {tenant.name: tenant.cells for tenant in admitted}
+        for least in (self.min_cells, 0):
+            for tenant in admitted:
+                assert tenant.cache_rung is not None
+                cell_bytes = view.ladder.rung(tenant.cache_rung).kv.bytes_per_token
+                spare = max(0, kept[tenant.name] - least)
+                cells = min(spare, -(-excess // cell_bytes)) if least else spare * (excess > 0)
+                if cells > 0:
+                    kept[tenant.name] -= cells
+                    placements[tenant.name] = Rest(keep_cells=kept[tenant.name])
+                    excess -= cells * cell_bytes
         return _placed(view, placements)
 
 

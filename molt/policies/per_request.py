@@ -16,7 +16,7 @@ class PerRequest:
 
     name: ClassVar[str] = "per_request"
     promises: ClassVar[frozenset[str]] = frozenset()
-    min_cells: ClassVar[int] = 0
+    floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
         """Newcomers get the largest rung that fits beside what is running; nobody is ever moved."""

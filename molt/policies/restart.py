@@ -19,7 +19,7 @@ class Restart:
 
     name: ClassVar[str] = "restart"
     promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
-    min_cells: ClassVar[int] = 0
+    floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
         """Stay if that fits; else the largest rung below that does; else drop everything and come back later."""

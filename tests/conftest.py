@@ -1,0 +1,15 @@
+"""Hypothesis profiles: derandomised by default and in CI, ``MOLT_HYPOTHESIS=night`` draws anew and longer."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "night", deadline=None, print_blob=True, max_examples=2000, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("MOLT_HYPOTHESIS", "ci"))
