@@ -1,0 +1,203 @@
+"""Measures what every step of a ladder costs on this machine and writes a profile for the simulator.
+
+Medians of repeated runs on the real engine; the affine costs of ``molt.core.costs.StepCost`` are fitted to them by
+least squares with non-negative coefficients. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from molt import provenance
+from molt.core.costs import CostModel, RouteCosts, RungCosts, StepCost
+from molt.core.ladder import Ladder, Route, RouteKind
+from molt.engine.protocol import Engine, Request
+from molt.log import plain
+from molt.models.ladder_file import resolve
+
+REPEATS = 5
+CONTEXTS = (0, 128, 512, 1024)
+CHUNKS = (8, 32, 128)
+CELLS = (64, 256, 1024)
+
+Sample = tuple[int, int, float]
+"""Tokens, context, nanoseconds."""
+
+
+def calibrate(name: str, out: Path, prompt_ids: tuple[int, ...] = ()) -> CostModel:
+    """Measure the ladder ``name`` and write its profile to ``out``.
+
+    ``prompt_ids`` are read to measure the quality of each route; without them the routes' ``expected_kl`` is that of
+    a text of repeated tokens, good enough for times only.
+    """
+    from molt.engine.real import RealEngine  # torch
+
+    begin_ns = time.perf_counter_ns()
+    spec = resolve(name)
+    engine = RealEngine(spec, measure_handoff=False)
+    ladder = spec.ladder
+    rungs = {
+        rung.name: _rung(engine, ladder, rung.name)
+        for rung in track(ladder.rungs, "rungs", console=Console(stderr=True))
+    }
+    judge = RealEngine(spec, measure_handoff=True)
+    routes = {
+        f"{route.source}->{route.dest}": _route(engine, judge, ladder, route, prompt_ids)
+        for route in track(ladder.routes, "routes", console=Console(stderr=True))
+        if route.kind is not RouteKind.REREAD
+    }
+    costs = CostModel(
+        machine=str(provenance.machine()["processor"]),
+        ladder=ladder.name,
+        process_start_ns=_process_start_ns(),
+        rungs=rungs,
+        routes=routes,
+    )
+    document = {**plain(costs), "measured": {"machine": provenance.machine(), "versions": provenance.versions()}}
+    out.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{out}: written in {(time.perf_counter_ns() - begin_ns) / 1e9:.0f} s", file=sys.stderr)
+    return costs
+
+
+def _request(tokens: int, ids: tuple[int, ...] = ()) -> Request:
+    prompt = (ids * (tokens // len(ids) + 1))[:tokens] if ids else tuple(i % 200 + 20 for i in range(tokens))
+    return Request(prompt, max_tokens=64, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+
+
+def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
+    load_ns, release_ns = _load_and_release(engine, rung)
+    engine.load(rung)
+    longest = min(ladder.rung(rung).max_positions, CONTEXTS[-1] + CHUNKS[-1] + 64)
+    reads: list[Sample] = []
+    decodes: list[Sample] = []
+    for context in (c for c in CONTEXTS if c + CHUNKS[-1] + 16 <= longest):
+        for chunk in CHUNKS:
+            reads.append((chunk, context, _median_ns(_reading(engine, rung, context, chunk))))
+        decodes.append((1, context, _median_ns(_decoding(engine, rung, context))))
+    engine.release(rung)
+    return RungCosts(load_ns, release_ns, fit_step(reads), _decode_cost(decodes))
+
+
+def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
+    loads, releases = [], []
+    for _ in range(REPEATS):
+        loads.append(_elapsed_ns(lambda: engine.load(rung)))
+        releases.append(_elapsed_ns(lambda: engine.release(rung)))
+    return round(statistics.median(loads)), round(statistics.median(releases))
+
+
+def _reading(engine: Engine, rung: str, context: int, chunk: int) -> Iterator[Callable[[], object]]:
+    for _ in range(REPEATS):
+        with _generation(engine, rung, context + chunk + 1) as tenant:
+            if context:
+                engine.read(tenant, context, 128)
+            yield lambda: engine.read(tenant, chunk, chunk)  # noqa: B023 (called before the loop goes on)
+
+
+def _decoding(engine: Engine, rung: str, context: int) -> Iterator[Callable[[], object]]:
+    with _generation(engine, rung, context + 1) as tenant:
+        if context:
+            engine.read(tenant, context, 128)
+        for _ in range(4 * REPEATS):
+            yield lambda: engine.decode(tenant, 1)
+
+
+class _generation:
+    """A generation with ``tokens`` of prompt for the time of a ``with`` block."""
+
+    def __init__(self, engine: Engine, rung: str, tokens: int, ids: tuple[int, ...] = ()) -> None:
+        self._engine, self._rung, self._request = engine, rung, _request(tokens, ids)
+
+    def __enter__(self) -> str:
+        capacity = len(self._request.prompt_ids) + self._request.max_tokens - 1
+        self._engine.admit("calibration", self._request, self._rung, capacity)
+        return "calibration"
+
+    def __exit__(self, *error: object) -> None:
+        self._engine.finish("calibration")
+
+
+def _route(
+    engine: Engine, judge: Engine, ladder: Ladder, route: Route, prompt_ids: tuple[int, ...]
+) -> RouteCosts:
+    kl = _expected_kl(judge, route, prompt_ids)
+    engine.load(route.source)
+    engine.load(route.dest)
+    samples: list[Sample] = []
+    for cells in (c for c in CELLS if c + 128 <= ladder.rung(route.dest).max_positions):
+        samples.append((cells, 0, _median_ns(_switching(engine, route, cells))))
+    engine.release(route.source)
+    engine.release(route.dest)
+    return RouteCosts(fit_step(samples), kl)
+
+
+def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
+    for _ in range(REPEATS):
+        with _generation(engine, route.source, cells + 1) as tenant:
+            engine.read(tenant, cells, 128)
+            yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)  # noqa: B023
+
+
+def _expected_kl(judge: Engine, route: Route, prompt_ids: tuple[int, ...]) -> float:
+    judge.load(route.source)
+    judge.load(route.dest)
+    with _generation(judge, route.source, 257, prompt_ids) as tenant:
+        judge.read(tenant, 256, 128)
+        handoff = judge.switch(tenant, route.dest, route.kind, 256 + 64)
+    judge.release(route.source)
+    judge.release(route.dest)
+    return 0.0 if handoff is None else handoff.kl
+
+
+def _median_ns(works: Iterable[Callable[[], object]]) -> float:
+    return statistics.median(_elapsed_ns(work) for work in works)
+
+
+def _elapsed_ns(work: Callable[[], object]) -> int:
+    begin_ns = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - begin_ns
+
+
+def fit_step(samples: Iterable[Sample]) -> StepCost:
+    """The ``StepCost`` nearest to the samples in relative error, coefficients not negative."""
+    tokens, context, elapsed = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    columns = np.stack([np.ones_like(tokens), tokens, tokens * context], axis=1)
+    fixed, token, pair = _non_negative(columns / elapsed[:, None], np.ones_like(elapsed))
+    return StepCost(fixed, token, pair)
+
+
+def _decode_cost(samples: Iterable[Sample]) -> StepCost:
+    cost = fit_step(samples)  # one token each: the constant and the per-token column are the same
+    return StepCost(0.0, cost.fixed_ns + cost.token_ns, cost.pair_ns)
+
+
+def _non_negative(columns: np.ndarray, target: np.ndarray) -> list[float]:
+    """Least squares with non-negative coefficients: drop the most negative column until none is left."""
+    active = [i for i in range(columns.shape[1]) if columns[:, i].any()]
+    while True:
+        solution = np.linalg.lstsq(columns[:, active], target, rcond=None)[0]
+        if (solution >= 0).all():
+            break
+        del active[int(solution.argmin())]
+    result = [0.0] * columns.shape[1]
+    for index, value in zip(active, solution, strict=True):
+        result[index] = float(value)
+    return result
+
+
+def _process_start_ns() -> int:
+    """Start of a fresh interpreter with everything an engine imports."""
+    import subprocess
+
+    program = [sys.executable, "-c", "import molt.engine.real"]
+    return _elapsed_ns(lambda: subprocess.run(program, check=True))  # noqa: S603
