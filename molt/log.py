@@ -36,6 +36,10 @@ _EVENT_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(events.A
 _DECISION_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(decisions.AnyDecision)}
 
 
+_PLAIN_TYPES = frozenset({int, str, float, bool, type(None)})
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
 class LogError(ValueError):
     """A log that cannot be read; the message names the file and the line."""
 
@@ -47,6 +51,8 @@ def _field_names(record_type: type) -> tuple[str, ...]:
 
 def plain(value: Any) -> Any:
     """A value of the core as JSON types: dataclasses become objects, tuples lists, enums their value."""
+    if type(value) in _PLAIN_TYPES:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: plain(getattr(value, name)) for name in _field_names(type(value))}
     if isinstance(value, Enum):
@@ -136,7 +142,7 @@ class Log:
 
 
 def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
+    return _ENCODER.encode(record) + "\n"
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

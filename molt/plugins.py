@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from molt import units
@@ -23,7 +24,7 @@ GROUP = "molt.policies"
 
 def known_policies() -> tuple[str, ...]:
     """Names of the installed policies, sorted."""
-    return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
+    return tuple(sorted(_installed()))
 
 
 def make_policy(name: str, params: Mapping[str, object]) -> Policy:
@@ -45,10 +46,15 @@ def _policy_class(name: str) -> Any:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, ValueError) as error:
             raise InputError(f"policy {name!r}: {error}") from error
-    matches = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in matches:
-        raise InputError(f"policy {name!r}: unknown, {_nearest(name, list(matches))}")
-    return matches[name].load()
+    installed = _installed()
+    if name not in installed:
+        raise InputError(f"policy {name!r}: unknown, {_nearest(name, list(installed))}")
+    return installed[name].load()
+
+
+@functools.cache
+def _installed() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def _argument(policy: str, policy_class: Any, key: str, value: object) -> tuple[str, object]:

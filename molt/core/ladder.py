@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Route:
     map_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ladder:
     """Rungs from largest to smallest, and the routes between them."""
 
@@ -93,18 +94,20 @@ class Ladder:
 
     def rung(self, name: str) -> Rung:
         """The rung of that name; ``KeyError`` if the ladder has none."""
-        return self.rungs[self.index(name)]
+        return self.rungs[self._indices[name]]
 
     def index(self, name: str) -> int:
         """Position of a rung, 0 at the top; ``KeyError`` if the ladder has none of that name."""
-        for position, rung in enumerate(self.rungs):
-            if rung.name == name:
-                return position
-        raise KeyError(name)
+        return self._indices[name]
 
     def route(self, source: str, dest: str) -> Route:
         """The best known route; without one, the tokens are read again."""
-        for route in self.routes:
-            if route.source == source and route.dest == dest:
-                return route
-        return Route(source, dest, RouteKind.REREAD)
+        return self._routes.get((source, dest)) or Route(source, dest, RouteKind.REREAD)
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        return {rung.name: position for position, rung in enumerate(self.rungs)}
+
+    @cached_property
+    def _routes(self) -> dict[tuple[str, str], Route]:
+        return {(route.source, route.dest): route for route in self.routes}

@@ -1,7 +1,8 @@
 """Facts in, requests out. ``handle`` is the only thing that changes the scheduler's state.
 
-Tokens do not change memory (a cache is allocated for the whole answer), so the policy is asked only when something
-happened that could: everything but ``PromptRead`` and ``TokensProduced``.
+The policy is asked only when something happened that could change its mind. Tokens do not change memory (a cache is
+allocated for the whole answer), and the outcomes of releasing, parking and shedding only confirm what is believed
+since the decision went out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from molt.core.state import State, after_decision, after_event
 from molt.core.turns import Step, next_step
 from molt.core.view import Policy, View
 
-_QUIET = e.PromptRead | e.TokensProduced
+_QUIET = (e.PromptRead, e.TokensProduced, e.RungReleased, e.TenantParked, e.ContextShed)
 
 
 class Scheduler:
