@@ -236,7 +236,8 @@ def _time_axis(scale: Scale) -> Iterator[Mark]:
         tick_ns *= 1000
     step = _round_step(max(1, scale.end_ns // tick_ns), 6) * tick_ns
     for at_ns in range(0, scale.end_ns + 1, step):
-        yield Mark(scale.left(at_ns), show.moment(at_ns))
+        side = "start" if at_ns == 0 else "end" if at_ns > 0.97 * scale.end_ns else ""
+        yield Mark(scale.left(at_ns), show.moment(at_ns), side)
 
 
 def _round_step(whole: int, parts: int) -> int:

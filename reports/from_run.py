@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from molt.log import LogError
-from reports.page import html_page, markdown_page
+from reports.page import contents, html_page, markdown_page
 from reports.run import Run
 from reports.summary import summarise_runs, summary_json
 from reports.texts import file_names, tenant_text
@@ -27,14 +27,15 @@ def write_reports(
     they are missing, those of a summary that is already there are kept; policies it does not name come last,
     by name. Raises ``molt.log.LogError`` for a folder without logs and for a log that cannot be read.
     """
-    before = _summary_before(out_dir / SUMMARY_NAME)
-    runs = _ordered(_read_runs(out_dir), (*policies, *before.get("policies", ())))
-    summary = summarise_runs(runs, wall_s=before.get("wall_s") if wall_s is None else wall_s)
+    order_before, wall_s_before = _summary_before(out_dir / SUMMARY_NAME)
+    runs = _ordered(_read_runs(out_dir), (*policies, *order_before))
+    summary = summarise_runs(runs, wall_s=wall_s_before if wall_s is None else wall_s)
     for policy, run in runs.items():
         _write_texts(out_dir / policy, run)
     _write(out_dir / SUMMARY_NAME, summary_json(summary))
-    _write(out_dir / "report.html", html_page(summary, runs))
-    _write(out_dir / "report.md", markdown_page(summary, runs))
+    shown = contents(summary, runs)
+    _write(out_dir / "report.html", html_page(shown))
+    _write(out_dir / "report.md", markdown_page(shown))
     return summary
 
 
@@ -49,12 +50,14 @@ def _ordered(runs: Mapping[str, Run], first: Iterable[str]) -> dict[str, Run]:
     return {policy: runs[policy] for policy in dict.fromkeys([*first, *runs]) if policy in runs}
 
 
-def _summary_before(path: Path) -> Mapping[str, Any]:
+def _summary_before(path: Path) -> tuple[tuple[str, ...], float | None]:
+    """Order of the policies and wall time of an existing summary; whatever is not one says nothing."""
     try:
         summary = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
+        wall_s = summary["wall_s"]
+        return tuple(dict(summary["policies"])), None if wall_s is None else float(wall_s)
+    except (OSError, ValueError, TypeError, KeyError):
+        return (), None
 
 
 def _write_texts(policy_dir: Path, run: Run) -> None:

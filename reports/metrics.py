@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from math import fsum
 from typing import Any
 
 from reports.run import Attempt, Fate, Run, Seam
@@ -300,7 +300,7 @@ def handoff(run: Run) -> dict[str, float | int | None]:
     means: dict[str, float | int | None] = {}
     for name in HANDOFF_MEASURES:
         values = [value for quality in measured if (value := quality.get(name)) is not None]
-        means[name] = fmean(values) if values else None
+        means[name] = fsum(values) / len(values) if values else None
     return {**means, "n": len(measured)}
 
 

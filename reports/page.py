@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,10 @@ from reports.table import rows
 from reports.texts import Joint, Stretch, ending, fragments
 from reports.verdict import Verdict, verdict
 
+Contents = dict[str, Any]
+
 TEMPLATES = Path(__file__).parent / "templates"
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+!|&~$-])")
+_MARKDOWN = re.compile(r"(?P<number>^\d+)(?=[.)](?:\s|$))|(?P<sign>[\\`*_\[\]<>|&~$]|^[-+#=])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Answer:
     tenant: str
     title: str
     lost: bool
+    unfolded: bool
     pieces: tuple[Piece, ...]
 
 
@@ -82,20 +85,39 @@ class PolicyView:
     log_sha256: str
 
 
-def html_page(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
+def contents(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> Contents:
+    """What both pages show: the summary of some runs, and the runs it was made of, by policy."""
+    scale = shared_scale(runs.values())
+    header = next((run.header for run in runs.values()), {})
+    return {
+        "summary": summary,
+        "policies": [_policy(name, summary, run, chart(run, scale)) for name, run in runs.items()],
+        "rows": rows(summary),
+        "definitions": {key: _definition(metric) for key, metric in METRICS.items()},
+        "box": {"width": WIDTH, "memory": MEMORY_HEIGHT, "lane": LANE_HEIGHT},
+        "facts": {key: _plain(header.get(key)) for key in ("commit", "machine", "versions")},
+        "scenario": _pretty(header.get("scenario")),
+        "ladder": _pretty(header.get("ladder")),
+    }
+
+
+def html_page(shown: Contents) -> str:
     """``report.html``."""
     template = _environment("html").get_template("report.html.j2")
-    return template.render(_context(summary, runs), style=(TEMPLATES / "style.css").read_text("utf-8"))
+    return template.render(shown, style=(TEMPLATES / "style.css").read_text("utf-8"))
 
 
-def markdown_page(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> str:
+def markdown_page(shown: Contents) -> str:
     """``report.md``."""
-    return _environment("md").get_template("report.md.j2").render(_context(summary, runs))
+    return _environment("md").get_template("report.md.j2").render(shown)
 
 
 def markdown_text(value: Any) -> str:
     """Text that Markdown shows as it is, on one line."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(show.printable(str(value)).split()))
+    line = " ".join(show.printable(str(value)).split())
+    return _MARKDOWN.sub(
+        lambda found: found["number"] + "\\" if found["number"] else "\\" + found["sign"], line
+    )
 
 
 @cache
@@ -113,22 +135,6 @@ def _environment(kind: str) -> Environment:
     return environment
 
 
-def _context(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> dict[str, Any]:
-    scale = shared_scale(runs.values())
-    header = next((run.header for run in runs.values()), {})
-    return {
-        "summary": summary,
-        "policies": [_policy(name, summary, run, chart(run, scale)) for name, run in runs.items()],
-        "rows": rows(summary),
-        "definitions": {key: _definition(metric) for key, metric in METRICS.items()},
-        "box": {"width": WIDTH, "memory": MEMORY_HEIGHT, "lane": LANE_HEIGHT},
-        "facts": {key: _plain(header.get(key)) for key in ("commit", "machine", "versions")},
-        "scenario": _pretty(header.get("scenario")),
-        "ladder": _pretty(header.get("ladder")),
-        "violations": summary["violations"],
-    }
-
-
 def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> PolicyView:
     numbers = summary["policies"][name]
     broken = sum(violation["policy"] == name for violation in summary["violations"])
@@ -138,11 +144,16 @@ def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> 
         numbers=numbers,
         chart=picture,
         rungs=tuple((rung_style(run, rung), show.printable(rung)) for rung in run.rungs),
-        switches=tuple(_switch(attempt, seam) for attempt in run.attempts for seam in attempt.seams),
-        answers=tuple(_answer(run, attempt) for attempt in run.attempts),
+        switches=tuple(_switches(run)),
+        answers=tuple(_answers(run)),
         setup=_pretty(run.header.get("policy")),
         log_sha256=run.sha256,
     )
+
+
+def _switches(run: Run) -> Iterator[Switch]:
+    seams = [(seam.at_ns, attempt, seam) for attempt in run.attempts for seam in attempt.seams]
+    return (_switch(attempt, seam) for _, attempt, seam in sorted(seams, key=lambda found: found[0]))
 
 
 def _switch(attempt: Attempt, seam: Seam) -> Switch:
@@ -164,7 +175,15 @@ def _switch(attempt: Attempt, seam: Seam) -> Switch:
     )
 
 
-def _answer(run: Run, attempt: Attempt) -> Answer:
+def _answers(run: Run) -> Iterator[Answer]:
+    """Every attempt, by tenant; unfolded is the answer that a person waited for first."""
+    people = (attempts[-1] for attempts in run.answers.values() if attempts[-1].kind == "foreground")
+    awaited = next(people, None)
+    for attempts in run.answers.values():
+        yield from (_answer(run, attempt, unfolded=attempt is awaited) for attempt in attempts)
+
+
+def _answer(run: Run, attempt: Attempt, *, unfolded: bool) -> Answer:
     lost = attempt.fate is Fate.LOST
     number = f", attempt {attempt.number}" if attempt.number > 1 or lost else ""
     tokens = show.count(len(attempt.tokens), "token")
@@ -172,6 +191,7 @@ def _answer(run: Run, attempt: Attempt) -> Answer:
         tenant=show.printable(attempt.tenant),
         title=f"{attempt.kind}{number} · {tokens} · {ending(attempt)}",
         lost=lost,
+        unfolded=unfolded,
         pieces=tuple(_piece(run, fragment) for fragment in fragments(attempt)),
     )
 
@@ -183,7 +203,8 @@ def _piece(run: Run, fragment: Stretch | Joint) -> Piece:
             return Piece(rung_style(run, rung), text, label)
         case Joint(seam, pause_ms):
             names = show.printable(f"{seam.source} → {seam.dest}")
-            return Piece("seam", f"{names} · {show.span(pause_ms)}{_quality(seam)}", f"by {seam.route}")
+            pause = "" if pause_ms is None else f" · {show.span(pause_ms)}"
+            return Piece("seam", f"{names}{pause}{_quality(seam)}", f"by {seam.route}")
 
 
 def _quality(seam: Seam) -> str:

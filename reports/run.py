@@ -219,7 +219,7 @@ class _Answers:
             _close(before, Fate.LOST, record)
         number = record.get("attempt", before.number + 1 if before else 1)
         kind = record.get("tenant_kind", before.kind if before else "")
-        return self.add(Attempt(tenant, kind, number, record["at_ns"]))
+        return self.add(Attempt(tenant, kind, number, min(_moments(record))))
 
     def add(self, attempt: Attempt) -> Attempt:
         self.all.append(attempt)

@@ -26,11 +26,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Joint:
-    """A seam as the reader of an answer met it; ``pause_ms`` is the gap between the tokens on both sides, or
-    the duration of the switch itself where one side has no token."""
+    """A seam as the reader of an answer met it; ``pause_ms`` is the gap between the tokens on both sides,
+    ``None`` where one side has no token."""
 
     seam: Seam
-    pause_ms: float
+    pause_ms: float | None
 
 
 def fragments(attempt: Attempt) -> Iterator[Stretch | Joint]:
@@ -82,20 +82,17 @@ def _stretches(attempt: Attempt, start: int, stop: int, spelled: bool) -> Iterat
 
 def _joint(attempt: Attempt, seam: Seam) -> Joint:
     pause_ns = attempt.pause_ns(seam)
-    return Joint(seam, (seam.duration_ns if pause_ns is None else pause_ns) / NS_PER_MS)
+    return Joint(seam, None if pause_ns is None else pause_ns / NS_PER_MS)
 
 
 def _attempt_text(attempt: Attempt) -> str:
     parts: list[str] = []
-    first = True
     for fragment in fragments(attempt):
         match fragment:
             case Stretch(rung, text):
-                parts.append(f"[{show.printable(rung)}] {text}" if first else text)
-                first = False
+                parts.append(text if parts else f"[{show.printable(rung)}] {text}")
             case Joint(seam, pause_ms):
-                names = f"{show.printable(seam.source)} -> {show.printable(seam.dest)}"
-                parts.append(f"[{names}, {show.span(pause_ms)}]")
-                first = False
+                names = show.printable(f"{seam.source} -> {seam.dest}")
+                parts.append(f"[{names}]" if pause_ms is None else f"[{names}, {show.span(pause_ms)}]")
     number = f"attempt {attempt.number}, " if attempt.number > 1 or attempt.fate is Fate.LOST else ""
     return " ".join([*parts, f"[{number}{ending(attempt)}]"]) + "\n"

@@ -44,7 +44,8 @@ def phases(run: Run) -> list[Phase]:
     found += follower.unpark_all(run.end_ns)
     for attempt in run.attempts:
         until_ns = next(at for at in (attempt.admitted_ns, attempt.ended_ns, run.end_ns) if at is not None)
-        found.append(Phase(attempt.tenant, Doing.WAITING, attempt.arrived_ns, until_ns))
+        if until_ns > attempt.arrived_ns:
+            found.append(Phase(attempt.tenant, Doing.WAITING, attempt.arrived_ns, until_ns))
     return sorted(found, key=lambda phase: (phase.start_ns, phase.end_ns))
 
 

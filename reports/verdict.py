@@ -67,7 +67,7 @@ def _sentences(policy: Mapping[str, Any], run: Run, violations: int) -> Iterator
         return
     if policy["killed"]:
         yield _after_kills(policy, run)
-    yield from _pause(policy)
+    yield from _waits(policy)
     yield from _memory(policy)
     yield from _quality(policy)
 
@@ -100,12 +100,15 @@ def _after_kills(policy: Mapping[str, Any], run: Run) -> str:
     )
 
 
-def _pause(policy: Mapping[str, Any]) -> Iterator[str]:
+def _waits(policy: Mapping[str, Any]) -> Iterator[str]:
+    if (slowest := policy["ttft_ms"]["p99"]) is not None:
+        yield f"Slowest first token {show.span(slowest)} after the request (p99)."
     if (stall := policy["stall"]) is not None:
         when = show.moment(round(stall["from_ms"] * NS_PER_MS))
         yield f"Longest pause {show.span(stall['ms'])} ({show.printable(stall['tenant'])}, from {when})."
     if policy["answers_unfinished"] and policy["open_stall_ms_max"] is not None:
-        yield f"An open answer was silent for the last {show.span(policy['open_stall_ms_max'])}."
+        silence = show.span(policy["open_stall_ms_max"])
+        yield f"An answer still open at the end was silent for the last {silence}."
 
 
 def _memory(policy: Mapping[str, Any]) -> Iterator[str]:
