@@ -23,7 +23,7 @@ from reports.metrics import NS_PER_MS
 from reports.run import Attempt, Fate, Run, Seam
 from reports.summary import METRICS
 from reports.table import rows
-from reports.texts import Joint, Stretch, ending, fragments
+from reports.texts import MARK, Joint, Stretch, ending, fragments
 from reports.verdict import Verdict, verdict
 
 Contents = dict[str, Any]
@@ -200,7 +200,8 @@ def _piece(run: Run, fragment: Stretch | Joint) -> Piece:
     match fragment:
         case Stretch(rung, text, tokens):
             label = f"{show.printable(rung)}, {show.count(tokens, 'token')}"
-            return Piece(rung_style(run, rung), text, label)
+            marks = " marks" if text == MARK * tokens else ""
+            return Piece(rung_style(run, rung) + marks, text, label)
         case Joint(seam, pause_ms):
             names = show.printable(f"{seam.source} → {seam.dest}")
             pause = "" if pause_ms is None else f" · {show.span(pause_ms)}"
