@@ -81,7 +81,10 @@ def restore(annotation: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(annotation):
         hints = typing.get_type_hints(annotation)
         return typing.cast(Any, annotation)(
-            **{name: restore(hints[name], value[name]) for name in _field_names(typing.cast(type, annotation))}
+            **{
+                name: restore(hints[name], value[name])
+                for name in _field_names(typing.cast(type, annotation))
+            }
         )
     if issubclass_safe(annotation, Enum):
         return annotation(value)
@@ -137,7 +140,9 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._sink.flush()
 
 

@@ -33,8 +33,9 @@ def make_policy(name: str, params: Mapping[str, object]) -> Policy:
     if not (dataclasses.is_dataclass(policy_class) and callable(getattr(policy_class, "decide", None))):
         raise InputError(f"policy {name!r}: not a dataclass with a decide method")
     arguments = dict(_argument(name, policy_class, key, value) for key, value in params.items())
+    build: Any = policy_class
     try:
-        return policy_class(**arguments)
+        return build(**arguments)
     except (TypeError, ValueError) as error:
         raise InputError(f"policy {name!r}: {error}") from error
 
@@ -58,7 +59,10 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _argument(policy: str, policy_class: Any, key: str, value: object) -> tuple[str, object]:
-    fields = {field.name.removesuffix("_ns").removesuffix("_bytes"): field for field in dataclasses.fields(policy_class)}
+    fields = {
+        field.name.removesuffix("_ns").removesuffix("_bytes"): field
+        for field in dataclasses.fields(policy_class)
+    }
     if key not in fields:
         raise InputError(f"policy {policy!r}: {key!r}: unknown parameter, {_nearest(key, list(fields))}")
     field = fields[key]

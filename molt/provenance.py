@@ -47,7 +47,10 @@ def _git(root: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(  # noqa: S603
             ["git", "-C", str(root), *arguments],  # noqa: S607
-            capture_output=True, text=True, timeout=10, check=False,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

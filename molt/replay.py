@@ -49,7 +49,9 @@ def _facts(records: list[dict[str, Any]]) -> Iterator[tuple[Mapping[str, Any], l
     caused: dict[int, list[dict[str, Any]]] = {}
     for record in records:
         if record["kind"] == "decision":
-            bare = {key: value for key, value in record.items() if key not in {"kind", "seq", "at_ns", "cause"}}
+            bare = {
+                key: value for key, value in record.items() if key not in {"kind", "seq", "at_ns", "cause"}
+            }
             caused.setdefault(record["cause"], []).append(bare)
     for record in records:
         if record["kind"] in {"event", "outcome"}:

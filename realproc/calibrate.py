@@ -62,7 +62,10 @@ def calibrate(name: str, out: Path, prompt_ids: tuple[int, ...] = ()) -> CostMod
         rungs=rungs,
         routes=routes,
     )
-    document = {**plain(costs), "measured": {"machine": provenance.machine(), "versions": provenance.versions()}}
+    document = {
+        **plain(costs),
+        "measured": {"machine": provenance.machine(), "versions": provenance.versions()},
+    }
     out.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{out}: written in {(time.perf_counter_ns() - begin_ns) / 1e9:.0f} s", file=sys.stderr)
     return costs
@@ -80,8 +83,7 @@ def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
     reads: list[Sample] = []
     decodes: list[Sample] = []
     for context in (c for c in CONTEXTS if c + CHUNKS[-1] + 16 <= longest):
-        for chunk in CHUNKS:
-            reads.append((chunk, context, _median_ns(_reading(engine, rung, context, chunk))))
+        reads += [(chunk, context, _median_ns(_reading(engine, rung, context, chunk))) for chunk in CHUNKS]
         decodes.append((1, context, _median_ns(_decoding(engine, rung, context))))
     engine.release(rung)
     return RungCosts(load_ns, release_ns, fit_step(reads), _decode_cost(decodes))
@@ -100,7 +102,7 @@ def _reading(engine: Engine, rung: str, context: int, chunk: int) -> Iterator[Ca
         with _generation(engine, rung, context + chunk + 1) as tenant:
             if context:
                 engine.read(tenant, context, 128)
-            yield lambda: engine.read(tenant, chunk, chunk)  # noqa: B023 (called before the loop goes on)
+            yield lambda: engine.read(tenant, chunk, chunk)
 
 
 def _decoding(engine: Engine, rung: str, context: int) -> Iterator[Callable[[], object]]:
@@ -132,9 +134,8 @@ def _route(
     kl = _expected_kl(judge, route, prompt_ids)
     engine.load(route.source)
     engine.load(route.dest)
-    samples: list[Sample] = []
-    for cells in (c for c in CELLS if c + 128 <= ladder.rung(route.dest).max_positions):
-        samples.append((cells, 0, _median_ns(_switching(engine, route, cells))))
+    lengths = [cells for cells in CELLS if cells + 128 <= ladder.rung(route.dest).max_positions]
+    samples = [(cells, 0, _median_ns(_switching(engine, route, cells))) for cells in lengths]
     engine.release(route.source)
     engine.release(route.dest)
     return RouteCosts(fit_step(samples), kl)
@@ -144,7 +145,7 @@ def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[]
     for _ in range(REPEATS):
         with _generation(engine, route.source, cells + 1) as tenant:
             engine.read(tenant, cells, 128)
-            yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)  # noqa: B023
+            yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)
 
 
 def _expected_kl(judge: Engine, route: Route, prompt_ids: tuple[int, ...]) -> float:

@@ -21,7 +21,9 @@ def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
     try:
         costs = restore(CostModel, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise InputError(f"{name_or_path}: no such profile; `molt calibrate {ladder.name}` writes one") from None
+        raise InputError(
+            f"{name_or_path}: no such profile; `molt calibrate {ladder.name}` writes one"
+        ) from None
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: not a profile: {error!r}") from error
     missing = [rung.name for rung in ladder.rungs if rung.name not in costs.rungs]

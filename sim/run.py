@@ -90,7 +90,9 @@ def prepare(
     return Job(resolved, spec, costs, made, engine, clock)
 
 
-def simulate(job: Job, out: Path, on_progress: Callable[[str, int], None] = lambda policy, now_ns: None) -> Outcome:
+def simulate(
+    job: Job, out: Path, on_progress: Callable[[str, int], None] = lambda policy, now_ns: None
+) -> Outcome:
     """Run every policy of the job; one folder with a log for each under ``out``."""
     outcome = Outcome()
     engine = _engine(job)
@@ -179,13 +181,21 @@ def new_folder(out: Path | None, name: str) -> Path:
 
 def command(
     path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).")],
-    policy: Annotated[list[str] | None, typer.Option(help="Policy name or module:Class; repeat for more.")] = None,
-    ladder: Annotated[str | None, typer.Option(help="Ladder name or file, in place of the scenario's.")] = None,
-    engine: Annotated[EngineKind, typer.Option(help="Real model steps, or their costs only.")] = EngineKind.REAL,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Policy name or module:Class; repeat for more.")
+    ] = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="Ladder name or file, in place of the scenario's.")
+    ] = None,
+    engine: Annotated[
+        EngineKind, typer.Option(help="Real model steps, or their costs only.")
+    ] = EngineKind.REAL,
     clock: Annotated[Clock, typer.Option(help="Time of a step: profiled or measured.")] = Clock.PROFILE,
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the scenario's.")] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for the results.")] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="Print summary.json instead of the table.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print summary.json instead of the table.")
+    ] = False,
 ) -> None:
     """Simulate SCENARIO under every policy it names and compare them."""
     from reports.from_run import write_reports

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -37,7 +37,7 @@ from sim.memory import Memory, OutOfMemoryKiller
 CHUNK_NS = 50_000_000
 """Longest stretch of a load or a switch between two boundaries."""
 
-Wait = Iterator[simpy.Event]
+Wait = Generator[simpy.Event, Any, None]
 
 
 @dataclass(slots=True)
@@ -127,11 +127,11 @@ class World:
 
     def _trace(self) -> Wait:
         for at_ns, budget in self._scenario.budgets:
-            yield self._env.timeout(at_ns - self._env.now)
+            yield self._env.timeout(at_ns - self._now_ns)
             self._budget_bytes = budget
             self._record_memory()
             self._oom.observe(self._memory.usage_bytes, budget)
-            self._tell(e.BudgetChanged(at_ns=self._env.now, budget_bytes=budget))
+            self._tell(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=budget))
 
     def _arrival(self, tenant: ResolvedTenant) -> Wait:
         yield self._env.timeout(tenant.arrives_ns)
@@ -141,7 +141,7 @@ class World:
 
     def _arrived(self, guest: _Guest) -> e.TenantArrived:
         return e.TenantArrived(
-            at_ns=self._env.now,
+            at_ns=self._now_ns,
             tenant=guest.tenant.name,
             tenant_kind=guest.tenant.kind,
             prompt_tokens=len(guest.tenant.request.prompt_ids),
@@ -150,10 +150,10 @@ class World:
         )
 
     def _timer(self, deadline_ns: int) -> Wait:
-        yield self._env.timeout(max(0, deadline_ns - self._env.now))
+        yield self._env.timeout(max(0, deadline_ns - self._now_ns))
         if self._deadline_ns == deadline_ns and self._alive:
             self._deadline_ns = None
-            self._tell(e.TimerFired(at_ns=self._env.now))
+            self._tell(e.TimerFired(at_ns=self._now_ns))
 
     def _tell(self, event: e.AnyEvent) -> None:
         self._inbox.append(event)
@@ -181,7 +181,7 @@ class World:
                 yield self._sleep()
             else:
                 yield from self._execute(step)
-            self._on_progress(self._env.now)
+            self._on_progress(self._now_ns)
 
     def _sleep(self) -> simpy.Event:
         self._wakeup = self._env.event()
@@ -201,7 +201,7 @@ class World:
         self._moves.clear()
         self._switch_done_ns.clear()
         self._deadline_ns = None
-        self._conductor.feed(e.ProcessKilled(at_ns=self._env.now))
+        self._conductor.feed(e.ProcessKilled(at_ns=self._now_ns))
         self._memory.clear()
         self._check()
         return usage
@@ -214,8 +214,8 @@ class World:
         yield self._env.timeout(self._costs.process_start_ns)
         self._inbox.clear()
         self._alive = True
-        self._conductor.feed(e.ProcessStarted(at_ns=self._env.now))
-        self._conductor.feed(e.BudgetChanged(at_ns=self._env.now, budget_bytes=self._budget_bytes))
+        self._conductor.feed(e.ProcessStarted(at_ns=self._now_ns))
+        self._conductor.feed(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=self._budget_bytes))
         for guest in self._guests.values():
             guest.attempt += guest.admitted
             guest.admitted = False
@@ -260,7 +260,9 @@ class World:
                 freed = self._engine.park(decision.tenant)
                 self._put_cache(decision.tenant)
                 self._feed(
-                    e.TenantParked(at_ns=self._env.now, tenant=decision.tenant, freed_bytes=freed, decision=seq)
+                    e.TenantParked(
+                        at_ns=self._now_ns, tenant=decision.tenant, freed_bytes=freed, decision=seq
+                    )
                 )
             case d.Shed():
                 self._shed(decision, seq)
@@ -292,7 +294,7 @@ class World:
         self._put_cache(decision.tenant)
         self._feed(
             e.ContextShed(
-                at_ns=self._env.now,
+                at_ns=self._now_ns,
                 tenant=decision.tenant,
                 kept_cells=decision.keep_cells,
                 freed_bytes=freed,
@@ -306,10 +308,12 @@ class World:
             freed = self._ladder.rung(rung).resident_bytes
             self._memory.put("transient", f"load {rung}", 0)
         else:
-            freed, took_ns = self._timed(self._costs.rungs[rung].release_ns, lambda: self._engine.release(rung))
+            freed, took_ns = self._timed(
+                self._costs.rungs[rung].release_ns, lambda: self._engine.release(rung)
+            )
             yield self._env.timeout(took_ns)
             self._memory.move("weights", rung, {("scratch", rung): 0})
-        self._feed(e.RungReleased(at_ns=self._env.now, rung=rung, freed_bytes=freed, decision=seq))
+        self._feed(e.RungReleased(at_ns=self._now_ns, rung=rung, freed_bytes=freed, decision=seq))
 
     def _abandon_move(self, tenant: str) -> None:
         self._moves.pop(tenant, None)
@@ -352,7 +356,7 @@ class World:
             f"load {rung}",
             {("weights", rung): size.weight_bytes, ("scratch", rung): size.scratch_bytes},
         )
-        self._feed(e.RungLoaded(at_ns=self._env.now, rung=rung, decision=seq))
+        self._feed(e.RungLoaded(at_ns=self._now_ns, rung=rung, decision=seq))
 
     def _switch(self, step: SwitchStep) -> Wait:
         move = self._moves[step.tenant]
@@ -381,7 +385,7 @@ class World:
         if isinstance(outcome, SwitchError):
             self._feed(
                 e.SwitchFailed(
-                    at_ns=self._env.now,
+                    at_ns=self._now_ns,
                     tenant=step.tenant,
                     source=step.source,
                     dest=step.dest,
@@ -392,7 +396,7 @@ class World:
             return
         self._feed(
             e.Switched(
-                at_ns=self._env.now,
+                at_ns=self._now_ns,
                 tenant=step.tenant,
                 source=step.source,
                 dest=step.dest,
@@ -410,8 +414,12 @@ class World:
             return self._engine.switch(step.tenant, step.dest, move.route, move.capacity)
         except SwitchError as error:  # the tokens are still there: read them again
             self._engine.shed(step.tenant, 0, step.dest)
-            self._engine.grow(step.tenant, len(self._guests[step.tenant].tenant.request.prompt_ids)
-                              + self._guests[step.tenant].tenant.request.max_tokens - 1)
+            self._engine.grow(
+                step.tenant,
+                len(self._guests[step.tenant].tenant.request.prompt_ids)
+                + self._guests[step.tenant].tenant.request.max_tokens
+                - 1,
+            )
             return error
 
     def _read(self, step: ReadStep) -> Wait:
@@ -419,13 +427,13 @@ class World:
         _, took_ns = self._timed(cost_ns, lambda: self._engine.read(step.tenant, tokens, step.chunk))
         yield self._env.timeout(took_ns)
         self._conductor.feed(
-            e.PromptRead(at_ns=self._env.now, tenant=step.tenant, rung=step.rung, tokens=tokens)
+            e.PromptRead(at_ns=self._now_ns, tenant=step.tenant, rung=step.rung, tokens=tokens)
         )
 
     def _stretch_of_reading(self, step: ReadStep) -> tuple[int, int]:
         """Tokens and time of the chunks up to the first boundary after the next event of the world."""
         cost = self._costs.rungs[step.rung].read
-        gap_ns = self._env.peek() - self._env.now
+        gap_ns = self._env.peek() - self._now_ns
         tokens = cost_ns = 0
         while tokens < step.tokens and (tokens == 0 or cost_ns < gap_ns):
             chunk = min(step.chunk, step.tokens - tokens)
@@ -437,26 +445,28 @@ class World:
 
     def _decode(self, step: DecodeStep) -> Wait:
         stamps = self._stamps(step)
-        decoded, took_ns = self._timed(stamps[-1] - self._env.now, lambda: self._engine.decode(step.tenant, len(stamps)))
+        decoded, took_ns = self._timed(
+            stamps[-1] - self._now_ns, lambda: self._engine.decode(step.tenant, len(stamps))
+        )
         if self._measured:
-            stamps = [self._env.now + took_ns]
+            stamps = [self._now_ns + took_ns]
         stamps = stamps[: decoded.count]
         self._run = _Run(step.tenant, step.rung, tuple(stamps), decoded)
-        yield self._env.timeout(stamps[-1] - self._env.now)
+        yield self._env.timeout(stamps[-1] - self._now_ns)
         self._flush_run()
         if decoded.finish is not None:
             self._engine.finish(step.tenant)
             del self._guests[step.tenant]
             self._memory.put("kv", step.tenant, 0)
-            self._feed(e.TenantFinished(at_ns=self._env.now, tenant=step.tenant, reason=decoded.finish))
+            self._feed(e.TenantFinished(at_ns=self._now_ns, tenant=step.tenant, reason=decoded.finish))
 
     def _stamps(self, step: DecodeStep) -> list[int]:
         """Completion times of the tokens up to the first that ends after the next event of the world."""
         if self._measured:
-            return [self._env.now + 1]
+            return [self._now_ns + 1]
         cost = self._costs.rungs[step.rung].decode
         next_event_ns = self._env.peek()
-        at_ns = self._env.now
+        at_ns = self._now_ns
         stamps: list[int] = []
         for done in range(step.tokens):
             at_ns += cost.ns(1, step.context + done)
@@ -470,7 +480,7 @@ class World:
         run, self._run = self._run, None
         if run is None:
             return
-        count = sum(stamp <= self._env.now for stamp in run.stamps_ns)
+        count = sum(stamp <= self._now_ns for stamp in run.stamps_ns)
         if count:
             self._conductor.feed(
                 e.TokensProduced(
@@ -483,9 +493,9 @@ class World:
                 )
             )
 
-    def _chunks(self, remaining_ns: int) -> Iterator[Any]:
+    def _chunks(self, remaining_ns: int) -> Generator[simpy.Event, Any, int]:
         """Let work of ``remaining_ns`` go on to the first chunk boundary at which something has happened."""
-        gap_ns = self._env.peek() - self._env.now
+        gap_ns = self._env.peek() - self._now_ns
         whole = remaining_ns if gap_ns >= remaining_ns else (int(gap_ns) // CHUNK_NS + 1) * CHUNK_NS
         stretch_ns = min(remaining_ns, whole)
         yield self._env.timeout(stretch_ns)
@@ -500,6 +510,10 @@ class World:
 
     # Books.
 
+    @property
+    def _now_ns(self) -> int:
+        return int(self._env.now)
+
     def _put_cache(self, tenant: str) -> None:
         self._memory.put("kv", tenant, self._engine.cache_bytes(tenant))
 
@@ -510,7 +524,7 @@ class World:
     def _record_memory(self, *, round: bool = False) -> None:
         self._log.write(
             "memory",
-            self._env.now,
+            self._now_ns,
             budget_bytes=self._budget_bytes,
             usage_bytes=self._memory.usage_bytes,
             parts=self._memory.parts,
@@ -524,7 +538,12 @@ class World:
         if difference is not None:
             found.append(("belief_is_truth", difference))
         for invariant, detail in found:
-            self._log.write("violation", self._env.now, invariant=invariant, detail=detail)
+            self._log.write("violation", self._now_ns, invariant=invariant, detail=detail)
             self.violations.append(
-                {"policy": self._policy.name, "at_ns": self._env.now, "invariant": invariant, "detail": detail}
+                {
+                    "policy": self._policy.name,
+                    "at_ns": self._now_ns,
+                    "invariant": invariant,
+                    "detail": detail,
+                }
             )

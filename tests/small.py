@@ -44,7 +44,9 @@ LADDER = Ladder(
 
 
 def _rung_costs(load_ms: int, decode_ms: int) -> RungCosts:
-    return RungCosts(load_ms * MS, 40 * MS, StepCost(2 * MS, decode_ms * MS / 10, 100), StepCost(0, decode_ms * MS, 500))
+    return RungCosts(
+        load_ms * MS, 40 * MS, StepCost(2 * MS, decode_ms * MS / 10, 100), StepCost(0, decode_ms * MS, 500)
+    )
 
 
 COSTS = CostModel(
@@ -113,7 +115,9 @@ class Ran:
         return sum(r["count"] for r in self.of("TokensProduced") if r["tenant"] == name)
 
 
-def simulate(policy: Policy, on: ResolvedScenario, *, ladder: Ladder = LADDER, costs: CostModel = COSTS) -> Ran:
+def simulate(
+    policy: Policy, on: ResolvedScenario, *, ladder: Ladder = LADDER, costs: CostModel = COSTS
+) -> Ran:
     """Run one policy with the modelled engine."""
     sink = io.StringIO()
     header = {

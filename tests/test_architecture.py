@@ -12,7 +12,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("molt", "sim", "realproc", "reports")
 PURE = ("molt/core", "molt/policies")
-WORLDLY = {"time", "random", "threading", "asyncio", "os", "subprocess", "socket", "secrets", "datetime", "pathlib", "io"}
+WORLDLY = {
+    "time",
+    "random",
+    "threading",
+    "asyncio",
+    "os",
+    "subprocess",
+    "socket",
+    "secrets",
+    "datetime",
+    "pathlib",
+    "io",
+}
 
 
 def _sources(folder: str) -> list[Path]:
@@ -44,8 +56,10 @@ def test_the_core_knows_no_world(folder: str) -> None:
     for path in _sources(folder):
         for name in _imports(path):
             top = name.partition(".")[0]
-            assert top in sys.stdlib_module_names or name.startswith(PURE[0].replace("/", ".")) or name.startswith(
-                PURE[1].replace("/", ".")
+            assert (
+                top in sys.stdlib_module_names
+                or name.startswith(PURE[0].replace("/", "."))
+                or name.startswith(PURE[1].replace("/", "."))
             ), f"{path.relative_to(ROOT)} imports {name}"
             assert top not in WORLDLY, f"{path.relative_to(ROOT)} imports {name}"
 
@@ -54,13 +68,17 @@ def test_the_worlds_do_not_know_each_other() -> None:
     assert _offenders("sim", {"realproc"}) == []
     assert _offenders("realproc", {"sim"}) == []
     assert _offenders("molt", {"realproc", "sim", "reports"}) == [
-        f"molt/cli.py imports {name}" for name in _imports(ROOT / "molt/cli.py") if name.startswith(PACKAGES[1:])
+        f"molt/cli.py imports {name}"
+        for name in _imports(ROOT / "molt/cli.py")
+        if name.startswith(PACKAGES[1:])
     ]
 
 
 def test_simpy_is_a_shell() -> None:
     """At most three files know the clock of the simulator."""
-    knowing = {path.name for folder in PACKAGES for path in _sources(folder) if "simpy" in set(_imports(path))}
+    knowing = {
+        path.name for folder in PACKAGES for path in _sources(folder) if "simpy" in set(_imports(path))
+    }
     assert knowing <= {"world.py", "memory.py", "workload.py"}
 
 
@@ -85,6 +103,10 @@ def test_the_modelled_engine_needs_no_torch() -> None:
     """Everything that ``--engine modelled`` imports at start leaves torch and transformers alone."""
     import subprocess
 
-    program = "import sys, sim.run, reports.from_run; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    program = (
+        "import sys, sim.run, reports.from_run; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.strip() == "[]"

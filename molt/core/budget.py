@@ -40,7 +40,8 @@ def reserved_bytes(state: State, ladder: Ladder) -> int:
 
 def switch_bytes(tenant: Tenant, ladder: Ladder) -> int:
     """What a tenant's switch takes beside its old cache: the new cache and the map of the route."""
-    assert tenant.cache_rung is not None and tenant.target is not None
+    assert tenant.cache_rung is not None
+    assert tenant.target is not None
     return landed_bytes(tenant, ladder) + ladder.route(tenant.cache_rung, tenant.target).map_bytes
 
 

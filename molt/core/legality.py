@@ -38,7 +38,9 @@ def answer_fits_rung(state: State, plan: Plan, ladder: Ladder) -> str | None:
         length = tenant.prompt_tokens + tenant.max_tokens
         if isinstance(placement, Run) and length > ladder.rung(placement.rung).max_positions:
             limit = ladder.rung(placement.rung).max_positions
-            return f"{length} tokens of tenant {name!r} exceed the {limit} positions of rung {placement.rung!r}"
+            return (
+                f"{length} tokens of tenant {name!r} exceed the {limit} positions of rung {placement.rung!r}"
+            )
     return None
 
 

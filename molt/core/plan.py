@@ -129,10 +129,13 @@ def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
     )
 
 
-def _direction(tenant: Tenant, dest: str, ladder: Ladder) -> type[d.Demote] | type[d.Promote] | type[d.Unpark]:
+def _direction(
+    tenant: Tenant, dest: str, ladder: Ladder
+) -> type[d.Demote] | type[d.Promote] | type[d.Unpark]:
     if tenant.phase is Phase.PARKED:
         return d.Unpark
-    assert tenant.target is not None and tenant.cache_rung is not None
+    assert tenant.target is not None
+    assert tenant.cache_rung is not None
     before = tenant.target if tenant.target != dest else tenant.cache_rung
     return d.Demote if ladder.index(dest) > ladder.index(before) else d.Promote
 
@@ -181,5 +184,3 @@ def _duration_and_kl(
             return (costs.rungs[decision.dest].read.ns(unread, unread // 2) if unread else 0), 0.0
         case _:
             return 0, 0.0
-
-

@@ -110,7 +110,9 @@ def after_event(state: State, event: e.AnyEvent) -> State:
         case e.RungLoaded():
             if event.rung not in state.loading:
                 return state
-            return replace(state, loading=state.loading - {event.rung}, resident=state.resident | {event.rung})
+            return replace(
+                state, loading=state.loading - {event.rung}, resident=state.resident | {event.rung}
+            )
         case e.LoadFailed():
             return replace(state, loading=state.loading - {event.rung})
         case e.Switched():
@@ -135,7 +137,9 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
         case d.Admit():
             return _change(state, decision.tenant, lambda t: _admitted(t, decision))
         case d.Demote():
-            return _down(_change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route)))
+            return _down(
+                _change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route))
+            )
         case d.Promote():
             return _up(_change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route)))
         case d.Park():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 
@@ -74,7 +76,9 @@ def test_hold_dies_of_the_spike_and_comes_back_cold() -> None:
 
 def test_per_request_dies_of_the_spike_too() -> None:
     """Choosing at the request boundary comes too late for a spike inside the answer."""
-    ran = small.simulate(make_policy("per_request", {}), small.scenario(SPIKE, [small.tenant(max_tokens=300)]))
+    ran = small.simulate(
+        make_policy("per_request", {}), small.scenario(SPIKE, [small.tenant(max_tokens=300)])
+    )
     assert len(ran.of("ProcessKilled")) == 1
 
 
@@ -84,7 +88,9 @@ def test_per_request_begins_on_what_fits_now() -> None:
 
 
 def test_always_small_survives_on_the_bottom_rung() -> None:
-    ran = small.simulate(make_policy("always_small", {}), small.scenario(SPIKE, [small.tenant(max_tokens=300)]))
+    ran = small.simulate(
+        make_policy("always_small", {}), small.scenario(SPIKE, [small.tenant(max_tokens=300)])
+    )
     assert ran.of("ProcessKilled") == []
     assert {r["rung"] for r in ran.of("TokensProduced")} == {"tier2"}
 
@@ -98,7 +104,7 @@ def test_restart_survives_and_reads_everything_again() -> None:
 
 def _gaps(ran: small.Ran) -> list[int]:
     stamps = [stamp for r in ran.of("TokensProduced") for stamp in r["stamps_ns"]]
-    return [after - before for before, after in zip(stamps, stamps[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(stamps)]
 
 
 def test_molt_survives_with_a_shorter_stall_than_restart() -> None:
@@ -115,7 +121,12 @@ def test_molt_survives_with_a_shorter_stall_than_restart() -> None:
 def test_molt_pulls_every_lever_in_order_and_climbs_back() -> None:
     """Down: demote, demote, park, shed; then up again to the top rung, and everybody gets an answer."""
     budgets = [
-        (0, 60 * MIB), (6 * S, 24 * MIB), (10 * S, 6 * MIB), (14 * S, 5 * MIB // 2), (16 * S, MIB // 4), (18 * S, 60 * MIB),
+        (0, 60 * MIB),
+        (6 * S, 24 * MIB),
+        (10 * S, 6 * MIB),
+        (14 * S, 5 * MIB // 2),
+        (16 * S, MIB // 4),
+        (18 * S, 60 * MIB),
     ]
     tenants = [
         small.tenant("chat", max_tokens=300),

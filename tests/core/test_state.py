@@ -13,7 +13,6 @@ from molt.core import events as e
 from molt.core.budget import cache_bytes, floor_bytes, peak_bytes, reserved_bytes, usage_bytes
 from molt.core.costs import StepCost
 from molt.core.events import TenantKind
-from molt.core.ladder import RouteKind
 from molt.core.legality import RULES, first_refusal
 from molt.core.plan import Plan, Rest, Run, Wait, requests
 from molt.core.state import Phase, State, after_decision, after_event
@@ -23,8 +22,12 @@ from tests.small import COSTS, LADDER, MIB
 TOP, MIDDLE, BOTTOM = LADDER.rungs
 
 
-def arrived(state: State, name: str = "chat", kind: TenantKind = TenantKind.FOREGROUND, prompt: int = 100) -> State:
-    event = e.TenantArrived(at_ns=state.now_ns, tenant=name, tenant_kind=kind, prompt_tokens=prompt, max_tokens=50)
+def arrived(
+    state: State, name: str = "chat", kind: TenantKind = TenantKind.FOREGROUND, prompt: int = 100
+) -> State:
+    event = e.TenantArrived(
+        at_ns=state.now_ns, tenant=name, tenant_kind=kind, prompt_tokens=prompt, max_tokens=50
+    )
     return after_event(state, event)
 
 
@@ -62,7 +65,9 @@ def test_a_demotion_trims_reserves_and_lands() -> None:
     assert next_step(state, COSTS) == SwitchStep("chat", "tier0", "tier1", 99)
     state = after_event(
         state,
-        e.Switched(at_ns=4, tenant="chat", source="tier0", dest="tier1", route="project", cells=99, duration_ns=1),
+        e.Switched(
+            at_ns=4, tenant="chat", source="tier0", dest="tier1", route="project", cells=99, duration_ns=1
+        ),
     )
     assert state.tenants["chat"].capacity == 149
     assert peak_bytes(state, LADDER) == usage_bytes(state, LADDER) == MIDDLE.resident_bytes + 149 * 2048

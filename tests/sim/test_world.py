@@ -47,7 +47,13 @@ def test_compute_is_serial(on) -> None:  # type: ignore[no-untyped-def]
 
 def test_a_short_excursion_is_forgiven() -> None:
     """The OS kills only after usage has stayed above the budget for longer than the grace."""
-    dips = [(0, 60 * MIB), (8 * S, 20 * MIB), (8 * S + 400 * MS, 60 * MIB), (12 * S, 20 * MIB), (12 * S + 600 * MS, 60 * MIB)]
+    dips = [
+        (0, 60 * MIB),
+        (8 * S, 20 * MIB),
+        (8 * S + 400 * MS, 60 * MIB),
+        (12 * S, 20 * MIB),
+        (12 * S + 600 * MS, 60 * MIB),
+    ]
     ran = small.simulate(HOLD, small.scenario(dips, [small.tenant(max_tokens=300)]))
     assert [r["at_ns"] for r in ran.of("ProcessKilled")] == [12 * S + 500 * MS]
 
@@ -61,7 +67,10 @@ def test_a_killed_process_comes_back_when_there_is_room_for_what_it_was() -> Non
 
 def test_who_arrives_while_nothing_is_alive_is_served_later() -> None:
     dips = [(0, 60 * MIB), (8 * S, 20 * MIB), (15 * S, 60 * MIB)]
-    tenants = [small.tenant(max_tokens=300), small.tenant("late", TenantKind.BATCH, arrives_ns=12 * S, max_tokens=20)]
+    tenants = [
+        small.tenant(max_tokens=300),
+        small.tenant("late", TenantKind.BATCH, arrives_ns=12 * S, max_tokens=20),
+    ]
     ran = small.simulate(HOLD, small.scenario(dips, tenants, horizon_ns=100 * S))
     assert {r["tenant"] for r in ran.of("TenantFinished")} == {"chat", "late"}
 
@@ -94,7 +103,7 @@ def test_a_drop_during_a_switch_abandons_it() -> None:
     assert ran.tokens("chat") == 300
     assert ran.overshoot_max() <= 0
     assert ran.violations == []
-    assert [r["dest"] for r in ran.of("Switched")][0] == "tier2"
+    assert ran.of("Switched")[0]["dest"] == "tier2"
 
 
 def test_overshoot_is_bounded_by_the_time_it_takes_to_react() -> None:
