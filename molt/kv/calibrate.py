@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from molt.errors import InputError
 from molt.kv.features import to_rows
 from molt.kv.resident import Resident
 from molt.kv.ridge import Statistics
@@ -41,7 +42,7 @@ class Corpus:
 def folder_corpus(folder: Path) -> Corpus:
     """The text files of a folder; every tenth, in order of name, is held out.
 
-    Raises ``ValueError`` if there are not at least two readable ones.
+    Raises ``InputError`` if there are not at least two readable ones.
     """
     documents = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -50,7 +51,7 @@ def folder_corpus(folder: Path) -> Corpus:
         except UnicodeDecodeError:
             continue
     if len(documents) < 2:
-        raise ValueError(
+        raise InputError(
             f"{folder}: {len(documents)} UTF-8 text files, at least 2 are needed to fit and to hold out"
         )
     heldout = documents[::HELDOUT_EVERY]
@@ -88,7 +89,7 @@ def collect(
 ) -> Statistics:
     """Statistics of at most ``rows_max`` rows (whole windows); ``progress`` is told the rows so far.
 
-    Raises ``ValueError`` if the texts give no row at all.
+    Raises ``InputError`` if the texts give no row at all.
     """
     statistics: Statistics | None = None
     for ids in texts:
@@ -100,5 +101,5 @@ def collect(
         if statistics.rows >= rows_max:
             break
     if statistics is None:
-        raise ValueError("the documents are too short: not one window of text to calibrate on")
+        raise InputError("the documents are too short: not one window of text to calibrate on")
     return statistics

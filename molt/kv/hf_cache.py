@@ -89,7 +89,7 @@ class PreallocatedCache(Cache):
         are kept because softmax parks its unused mass on them (Xiao et al., StreamingLLM, arXiv:2309.17453).
         """
         keep = min(keep, self.cells)
-        head = min(sinks, keep)
+        head = min(sinks, max(keep - 1, 0))  # at least one cell is a recent one
         kept = [*range(head), *range(self.cells - (keep - head), self.cells)]
         return self._reallocate(keep, kept)
 
@@ -104,11 +104,14 @@ class PreallocatedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store new K and V (1, H, t, D) of a layer; returns all of them up to here, as views."""
+        """Store new K and V (1, H, t, D) of a layer; returns all of them up to here."""
         first, end = self.cells, self.cells + key_states.shape[2]
         self._keys[layer_idx][:, :, first:end] = key_states
         self._values[layer_idx][:, :, first:end] = value_states
-        return self._keys[layer_idx][:, :, :end], self._values[layer_idx][:, :, :end]
+        keys, values = self._keys[layer_idx][:, :, :end], self._values[layer_idx][:, :, :end]
+        return keys.to(key_states.dtype), values.to(
+            value_states.dtype
+        )  # views, unless the model is not float32
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Cells held before the step."""

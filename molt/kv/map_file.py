@@ -21,12 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from molt.core.ladder import KVLayout
+from molt.errors import InputError
 from molt.kv.project import KVMap, LayerMap
 
 FORMAT = "molt.kv.map/1"
 
 
-class MapRefused(ValueError):
+class MapRefused(InputError):
     """A map file that must not be used; the message is one line and names the file."""
 
 
@@ -64,6 +65,12 @@ class Binding:
 def file_name(source: str, dest: str) -> str:
     """Name of the map between two weights."""
     return f"{source}--{dest}.safetensors"
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a whole file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save(path: Path, kv_map: KVMap, card: MapCard) -> None:

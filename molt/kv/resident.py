@@ -14,8 +14,9 @@ from molt.kv import hf_cache
 from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.rope import Rope
 
-CHUNK_TOKENS = 512
-"""Most tokens in one forward pass: bounds the activations, which otherwise grow with the text."""
+CHUNK_TOKENS = 256
+"""Most tokens in one forward pass where nobody asks for fewer: bounds the activations, which grow with them.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,11 +29,13 @@ class Resident:
     max_positions: int
     vocabulary: int
 
-    def read(self, cache: PreallocatedCache, ids: Sequence[int], first: int) -> None:
-        """Read tokens at positions ``first``, ``first + 1``, ... into a cache of this rung."""
-        for start in range(0, len(ids), CHUNK_TOKENS):
-            chunk = ids[start : start + CHUNK_TOKENS]
-            hf_cache.read(self.model, cache, chunk, range(first + start, first + start + len(chunk)))
+    def read(
+        self, cache: PreallocatedCache, ids: Sequence[int], first: int, chunk: int = CHUNK_TOKENS
+    ) -> None:
+        """Read tokens at positions ``first``, ``first + 1``, ... into a cache of this rung, in chunks."""
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            hf_cache.read(self.model, cache, part, range(first + start, first + start + len(part)))
 
     def step(self, cache: PreallocatedCache, ids: Sequence[int], first: int) -> Tensor:
         """Logits (len(ids), vocabulary) after each of some tokens at ``first``, ...; they enter the cache."""

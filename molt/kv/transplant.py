@@ -13,6 +13,7 @@ Nothing is lost before it is replaced: the source cache is only read, and whatev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -32,15 +33,25 @@ CHUNK_CELLS = 256
 """
 
 
-def check_carry(source: PreallocatedCache, dest: Resident, known: Sequence[int]) -> None:
-    """Raise ``SwitchError`` unless ``source`` may go on, as it is, under the same weights at another
-    precision.
+@torch.inference_mode()
+def carry(
+    source: PreallocatedCache, dest: Resident, known: Sequence[int], capacity: int
+) -> PreallocatedCache:
+    """The same cache with room for ``capacity`` cells, for the same weights at another precision.
+
+    Where the two rungs store K and V alike this is ``source`` itself, reallocated; otherwise a converted
+    copy. Raises ``SwitchError``, before anything changes, as ``transplant`` does.
     """
-    _check(source, dest, known)
-    if source.layout != dest.layout:
-        raise SwitchError(
-            f"a cache of {source.layout} cannot be carried to {dest.layout}; only a map takes it there"
-        )
+    _check(source, dest, known, capacity)
+    if replace(source.layout, dtype_bytes=dest.layout.dtype_bytes) != dest.layout:
+        raise SwitchError(f"a cache of {source.layout} cannot be carried to {dest.layout}: only a map can")
+    if source.layout == dest.layout:
+        source.resize(capacity)
+        return source
+    converted = PreallocatedCache(dest.layout, capacity)
+    for first in range(0, source.cells, CHUNK_CELLS):
+        converted.append(source.export(first, first + CHUNK_CELLS))
+    return converted
 
 
 @torch.inference_mode()
@@ -58,7 +69,7 @@ def transplant(
     ``known`` are the tokens of the text so far, by position; those after the last cell stay unread. Raises
     ``SwitchError`` for a cache that is not finite, a map of other geometries, a text too long for ``dest``.
     """
-    _check(source, dest, known)
+    _check(source, dest, known, capacity)
     if (kv_map.source, kv_map.dest) != (source.layout, dest.layout):
         raise SwitchError(
             f"the map takes {kv_map.source} to {kv_map.dest}, not {source.layout} to {dest.layout}"
@@ -78,7 +89,9 @@ def leading_cells(positions: Sequence[int]) -> int:
     return next((cell for cell, position in enumerate(positions) if cell != position), len(positions))
 
 
-def _check(source: PreallocatedCache, dest: Resident, known: Sequence[int]) -> None:
+def _check(source: PreallocatedCache, dest: Resident, known: Sequence[int], capacity: int) -> None:
+    if source.cells > capacity:
+        raise SwitchError(f"{source.cells} cells do not fit into {capacity}")
     if len(known) > dest.max_positions:
         raise SwitchError(f"the text has {len(known)} tokens, the destination {dest.max_positions} positions")
     for first in range(0, source.cells, CHUNK_CELLS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def tiny(
     )
     model = model_class(config).eval()
     return Resident(model, KVLayout(layers, kv_heads, head_dim, 4), rope_of(config), 256, VOCABULARY)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small only lose by a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from molt.kv.features import columns_per_layer
 from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.project import KVMap, LayerMap, project
 from molt.kv.resident import Resident
-from molt.kv.transplant import check_carry, transplant
+from molt.kv.transplant import carry, transplant
 
 
 def oracle(rung: Resident) -> KVMap:
@@ -114,7 +114,7 @@ def test_a_cache_that_is_not_finite_is_refused(
     with pytest.raises(SwitchError, match="not finite"):
         transplant(source, large.rope, random_map(large, small), small, ids, capacity=40)
     with pytest.raises(SwitchError, match="not finite"):
-        check_carry(source, large, ids)
+        carry(source, large, ids, capacity=40)
 
 
 def test_a_text_longer_than_the_destination_is_refused(
@@ -130,7 +130,7 @@ def test_a_map_of_other_geometries_is_refused(large: Resident, small: Resident, 
     with pytest.raises(SwitchError, match="the map takes"):
         transplant(source, large.rope, random_map(small, large), small, ids, capacity=40)
     with pytest.raises(SwitchError, match="cannot be carried"):
-        check_carry(source, small, ids)
+        carry(source, small, ids, capacity=40)
 
 
 def test_a_map_that_overflows_is_refused(large: Resident, small: Resident, ids: list[int]) -> None:
@@ -145,3 +145,20 @@ def test_the_own_cache_of_a_shed_text_holds_the_same_positions(large: Resident, 
     own, whole = own_cache(large, ids, positions).export(), large.read_afresh(ids).export()
     assert own.positions.tolist() == positions
     assert torch.equal(own.keys, whole.keys[:, :, positions])
+
+
+def test_carrying_moves_no_cell(large: Resident, ids: list[int]) -> None:
+    source = large.read_afresh(ids, spare=5)
+    before = source.export()
+    carried = carry(source, large, ids, capacity=60)
+    assert carried is source
+    assert carried.capacity == 60
+    assert torch.equal(carried.export().keys, before.keys)
+
+
+def test_carrying_to_another_storage_converts(large: Resident, ids: list[int]) -> None:
+    source = large.read_afresh(ids)
+    half = replace(large, layout=replace(large.layout, dtype_bytes=2))
+    carried = carry(source, half, ids, capacity=40)
+    assert carried.nbytes * 2 == source.nbytes
+    torch.testing.assert_close(carried.export().keys, source.export().keys, rtol=0.01, atol=0.01)

@@ -1,0 +1,270 @@
+"""Generations on real models: the engine whose tokens, caches and transplants are not made up.
+
+Rules of this module:
+
+- ``known`` is every token of the text so far, by position; ``read`` of them have been through a model. A
+  decode step feeds ``known[read]`` and appends one token, so no switch, park or shed can lose or repeat a
+  token: none of them touches ``known``, and only reading and decoding move ``read``.
+- Memory is what the ladder says: a cache is allocated once for its capacity, a map exists only during the
+  switch that needs it, a released rung is dropped at once: nothing else refers to its weights and no
+  reference cycle holds them, so the garbage collector (half a second with transformers imported) is not
+  asked.
+- With ``measure_handoff`` the engine is a laboratory as well: released rungs are kept aside so that a switch
+  can be judged against what the source would have said. That memory is real but no part of any reported size;
+  do not measure where memory is what is being studied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+from transformers import AutoConfig, PreTrainedModel
+
+from molt.core.events import Handoff
+from molt.core.ladder import RouteKind
+from molt.engine.detokenise import Detokeniser
+from molt.engine.protocol import Decoded, Request, SwitchError
+from molt.engine.sampling import sample, uniform
+from molt.kv import map_file
+from molt.kv.evaluate import compare
+from molt.kv.hf_cache import PreallocatedCache
+from molt.kv.map_file import Binding, MapRefused, file_sha256
+from molt.kv.project import KVMap
+from molt.kv.resident import Resident
+from molt.kv.rope import rope_of
+from molt.kv.transplant import carry, transplant
+from molt.models.ladder_file import LadderSpec
+from molt.models.loader import load
+from molt.models.weights_file import read_json, weights_sha256
+
+SINKS = 4
+"""First cells that a shed keeps; see ``molt.kv.hf_cache.PreallocatedCache.shed``."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A rung's weights in memory, and the tokens with which it ends a text."""
+
+    resident: Resident
+    weight_bytes: int
+    ends: frozenset[int]
+
+
+@dataclass(slots=True)
+class _Generation:
+    """One answer under way."""
+
+    request: Request
+    rung: str
+    cache: PreallocatedCache
+    known: list[int]
+    detokeniser: Detokeniser
+    read: int = 0
+    finish: str | None = None
+
+    @property
+    def produced(self) -> int:
+        return len(self.known) - len(self.request.prompt_ids)
+
+
+class RealEngine:
+    """``molt.engine.protocol.Engine`` over torch and transformers."""
+
+    def __init__(self, spec: LadderSpec, *, measure_handoff: bool = False) -> None:
+        self._spec = spec
+        self._rungs = {rung.name: rung for rung in spec.rungs}
+        self._ropes = {rung.name: rope_of(AutoConfig.from_pretrained(rung.folder)) for rung in spec.rungs}
+        self._tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+        self._measure_handoff = measure_handoff
+        self._loaded: dict[str, _Loaded] = {}
+        self._laboratory: dict[str, _Loaded] = {}
+        self._generations: dict[str, _Generation] = {}
+
+    # -- weights
+
+    def load(self, rung: str) -> None:
+        """Bring a rung's weights in. Idempotent."""
+        if rung not in self._loaded:
+            aside = self._laboratory.pop(rung, None)
+            self._loaded[rung] = self._bring_in(rung) if aside is None else aside
+
+    def release(self, rung: str) -> int:
+        """Give a rung's weights back; returns the bytes freed."""
+        freed = self.weight_bytes(rung)
+        loaded = self._loaded.pop(rung, None)
+        if loaded is not None and self._measure_handoff:
+            self._laboratory[rung] = loaded
+        return freed
+
+    def weight_bytes(self, rung: str) -> int:
+        """Bytes allocated for a rung's weights, 0 when it is not resident."""
+        return self._loaded[rung].weight_bytes if rung in self._loaded else 0
+
+    # -- generations
+
+    def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
+        """Open a generation with an empty cache of ``capacity`` cells in the geometry of ``rung``."""
+        assert tenant not in self._generations, f"tenant {tenant!r} has a generation already"
+        assert request.prompt_ids, "a generation starts from at least one token"
+        self._generations[tenant] = _Generation(
+            request=request,
+            rung=rung,
+            cache=self._empty_cache(rung, capacity),
+            known=list(request.prompt_ids),
+            detokeniser=Detokeniser(self._tokenizer),
+        )
+
+    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+        """Read the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time."""
+        generation = self._generations[tenant]
+        end = generation.read + tokens
+        assert end < len(generation.known), (
+            f"{tokens} tokens from {generation.read}: the last is left to decode"
+        )
+        resident = self._loaded[generation.rung].resident
+        resident.read(generation.cache, generation.known[generation.read : end], generation.read, chunk)
+        generation.read = end
+
+    def decode(self, tenant: str, count: int) -> Decoded:
+        """Produce up to ``count`` tokens, fewer only at the end of the answer."""
+        generation = self._generations[tenant]
+        assert generation.read == len(generation.known) - 1, "known tokens are unread"
+        ids: list[int] = []
+        pieces: list[str] = []
+        while len(ids) < count and generation.finish is None:
+            token, piece = self._decode_one(generation)
+            ids.append(token)
+            pieces.append(piece)
+        return Decoded(len(ids), tuple(ids), tuple(pieces), generation.finish)
+
+    def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int) -> Handoff | None:
+        """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot."""
+        generation = self._generations[tenant]
+        source, target = generation.rung, self._loaded[dest].resident
+        text = generation.known[: generation.read + 1]
+        measured = self._measure_handoff and generation.cache.cells > 0
+        before = generation.cache.fork(spare=0) if measured else None
+        match route:
+            case RouteKind.CARRY:
+                carried = carry(generation.cache, target, text, capacity)
+            case RouteKind.PROJECT:
+                kv_map = self._map(source, dest)
+                carried = transplant(generation.cache, self._ropes[source], kv_map, target, text, capacity)
+            case RouteKind.REREAD:
+                raise AssertionError("a re-read is a shed to 0 and reads")
+        generation.rung, generation.cache = dest, carried
+        if before is None:
+            return None
+        return compare(self._reference(source), target, before, carried, text).handoff()
+
+    def park(self, tenant: str) -> int:
+        """Trim the cache to the cells it holds; returns the bytes freed."""
+        cache = self._generations[tenant].cache
+        return cache.resize(cache.cells)
+
+    def grow(self, tenant: str, capacity: int) -> None:
+        """Give a cache room for ``capacity`` cells (the way back from ``park``)."""
+        self._generations[tenant].cache.resize(capacity)
+
+    def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
+        """Keep the first cells and the most recent ones, ``keep_cells`` in all, trimmed; returns the bytes
+        freed.
+
+        With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is unread.
+        """
+        generation = self._generations[tenant]
+        if keep_cells > 0:
+            return generation.cache.shed(keep_cells, SINKS)
+        freed = generation.cache.nbytes
+        generation.rung, generation.cache = rung, self._empty_cache(rung, capacity=0)
+        generation.read = 0
+        return freed
+
+    def finish(self, tenant: str) -> None:
+        """Forget a tenant and free its cache."""
+        del self._generations[tenant]
+
+    def kill(self) -> None:
+        """Lose everything at once."""
+        self._generations.clear()
+        for rung in tuple(self._loaded):
+            self.release(rung)
+
+    def cache_bytes(self, tenant: str) -> int:
+        """Bytes allocated for a tenant's cache, 0 for a tenant that has none."""
+        generation = self._generations.get(tenant)
+        return 0 if generation is None else generation.cache.nbytes
+
+    # -- detail
+
+    def _decode_one(self, generation: _Generation) -> tuple[int, str]:
+        loaded, request = self._loaded[generation.rung], generation.request
+        position = generation.read
+        logits = loaded.resident.step(generation.cache, generation.known[position:], position)[0]
+        draw = uniform(request.seed, generation.produced)
+        token = sample(logits, request.temperature, request.top_p, draw)
+        generation.read += 1
+        generation.known.append(token)
+        if request.stop_at_eos and token in loaded.ends:
+            generation.finish = "stop"
+        elif generation.produced == request.max_tokens:
+            generation.finish = "length"
+        piece = generation.detokeniser.push(token)
+        return token, piece if generation.finish is None else piece + generation.detokeniser.flush()
+
+    def _bring_in(self, rung: str) -> _Loaded:
+        spec, numbers = self._rungs[rung], self._spec.ladder.rung(rung)
+        loaded = load(spec)
+        assert isinstance(loaded.model, PreTrainedModel)
+        resident = Resident(
+            model=loaded.model,
+            layout=numbers.kv,
+            rope=self._ropes[rung],
+            max_positions=numbers.max_positions,
+            vocabulary=self._spec.vocabulary,
+        )
+        return _Loaded(resident, loaded.weight_bytes, end_tokens(spec.folder))
+
+    def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
+        return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity)
+
+    def _map(self, source: str, dest: str) -> KVMap:
+        """The map between two rungs, read from its file: it is resident for the length of the switch only."""
+        pair = (self._rungs[source].weights, self._rungs[dest].weights)
+        path = self._spec.maps.get(pair)
+        if path is None:
+            raise SwitchError(
+                f"no map from {pair[0]} to {pair[1]}; fit one with: molt fit {self._spec.ladder.name}"
+            )
+        try:
+            return map_file.load(path, self._binding(source, dest))
+        except MapRefused as refusal:
+            raise SwitchError(str(refusal)) from refusal
+
+    def _binding(self, source: str, dest: str) -> Binding:
+        return Binding(
+            source=self._spec.ladder.rung(source).kv,
+            dest=self._spec.ladder.rung(dest).kv,
+            source_sha256=weights_sha256(self._rungs[source].folder),
+            dest_sha256=weights_sha256(self._rungs[dest].folder),
+            tokenizer_sha256=file_sha256(self._spec.tokenizer),
+        )
+
+    def _reference(self, rung: str) -> Resident:
+        """A rung for measurements only, whether or not it is resident for the generations."""
+        if rung in self._loaded:
+            return self._loaded[rung].resident
+        if rung not in self._laboratory:
+            self._laboratory[rung] = self._bring_in(rung)
+        return self._laboratory[rung].resident
+
+
+def end_tokens(folder: Path) -> frozenset[int]:
+    """The tokens with which a model ends a text, from its generation settings or else its configuration."""
+    for name in ("generation_config.json", "config.json"):
+        ends = read_json(folder / name).get("eos_token_id") if (folder / name).is_file() else None
+        if ends is not None:
+            return frozenset([ends] if isinstance(ends, int) else ends)
+    return frozenset()

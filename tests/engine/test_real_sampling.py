@@ -1,0 +1,42 @@
+"""A token's randomness depends on the seed and on which token it is, and on nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from molt.engine.sampling import sample, uniform
+
+LOGITS = torch.tensor([0.1, 0.5, 0.2, 0.2]).log()
+
+
+def test_draws_are_a_function_of_seed_and_index() -> None:
+    assert uniform(7, 3) == uniform(7, 3)
+    draws = [uniform(seed, index) for seed in range(-2, 20) for index in range(100)]
+    assert len(set(draws)) == len(draws)
+    assert all(0.0 <= draw < 1.0 for draw in draws)
+    assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.02)
+
+
+def test_temperature_zero_takes_the_likeliest() -> None:
+    assert {sample(LOGITS, 0.0, 1.0, draw) for draw in (0.0, 0.5, 0.999)} == {1}
+
+
+def test_equal_shares_of_the_unit_interval_go_to_tokens_by_rank() -> None:
+    drawn = [sample(LOGITS, 1.0, 1.0, draw) for draw in (0.0, 0.49, 0.51, 0.69, 0.71, 0.89, 0.91, 0.999999)]
+    assert drawn == [1, 1, 2, 2, 3, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("top_p", "allowed"), [(0.4, {1}), (0.6, {1, 2}), (0.85, {1, 2, 3}), (1.0, {0, 1, 2, 3})]
+)
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(top_p: float, allowed: set[int]) -> None:
+    assert {sample(LOGITS, 1.0, top_p, draw / 200) for draw in range(200)} == allowed
+
+
+def test_a_low_temperature_sharpens() -> None:
+    share = [
+        sum(sample(LOGITS, heat, 1.0, draw / 100) == 1 for draw in range(100)) for heat in (2.0, 1.0, 0.3)
+    ]
+    assert share == sorted(share)
+    assert share[0] < share[-1]
