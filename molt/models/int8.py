@@ -49,7 +49,10 @@ class Int8Embedding(nn.Module):
 
 
 def linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """``x @ (weight * scale).T + bias`` for float32 ``x`` ``(..., in)``: the one place with a kernel."""
+    """``x @ (weight * scale).T + bias`` for float32 ``x`` ``(..., in)``: the one place with a kernel.
+
+    ``in`` is at least 2: ``torch._int_mm`` misreads the strides of a transposed single column.
+    """
     rows, row_scale = quantise_rows(x.reshape(-1, x.shape[-1]))
     y = torch._int_mm(rows, weight.t()) * scale
     y.mul_(row_scale.unsqueeze(-1))

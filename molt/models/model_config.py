@@ -80,11 +80,11 @@ class _Fields(BaseModel):
 
     model_type: str
     num_hidden_layers: int = Field(gt=0, le=1_000)
-    hidden_size: int = Field(gt=0, le=1_000_000)
+    hidden_size: int = Field(gt=1, le=1_000_000)
     num_attention_heads: int = Field(gt=0, le=10_000)
     num_key_value_heads: int | None = Field(None, gt=0, le=10_000)
     head_dim: int | None = Field(None, gt=0, le=10_000)
-    intermediate_size: int = Field(gt=0, le=10_000_000)
+    intermediate_size: int = Field(gt=1, le=10_000_000)
     vocab_size: int = Field(gt=0, le=10_000_000)
     max_position_embeddings: int = Field(gt=0, le=100_000_000)
     tie_word_embeddings: bool = False

@@ -1,0 +1,129 @@
+"""A rung's bytes are known before it is loaded, exactly."""
+
+from __future__ import annotations
+
+import importlib
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.cache_utils import StaticCache
+
+from molt.core.ladder import KVLayout
+from molt.models import predict
+from molt.models.ladder_file import Precision, RungSpec
+from molt.models.loader import load
+from molt.models.model_config import FAMILIES, ModelShape, read_shape
+from tests.models.tiny import QWEN2, configs, write_config, write_model
+
+FAMILY_CONFIGS = st.sampled_from(sorted(FAMILIES)).flatmap(configs)
+FOLDERS = pytest.TempPathFactory
+
+
+def spec(folder: Path, precision: Precision) -> RungSpec:
+    return RungSpec("rung", "rung", folder, precision, read_shape(folder))
+
+
+@given(FAMILY_CONFIGS)
+@settings(max_examples=40)
+def test_parameters_are_those_transformers_builds(tmp_path_factory: FOLDERS, config: dict[str, Any]) -> None:
+    family = config["model_type"]
+    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    model_class = getattr(module, FAMILIES[family].causal_lm)
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_dict(dict(config)))
+    built = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
+    if config["tie_word_embeddings"]:
+        built.pop("lm_head.weight", None)
+    shape = read_shape(write_config(tmp_path_factory.mktemp("model"), config))
+    assert predict.parameters(shape) == built
+    attention = model.model.layers[0].self_attn
+    assert shape.head_dim == attention.head_dim
+    assert shape.heads == shape.kv_heads * attention.num_key_value_groups
+
+
+@given(FAMILY_CONFIGS, st.sampled_from((torch.float32, torch.bfloat16, torch.float16)))
+@settings(max_examples=25)
+def test_loaded_bytes_are_the_predicted_ones(
+    tmp_path_factory: FOLDERS, config: dict[str, Any], stored: torch.dtype
+) -> None:
+    folder = write_model(tmp_path_factory.mktemp("model"), config, dtype=stored)
+    for precision in predict.PRECISIONS:
+        rung = load(spec(folder, precision))  # raises unless they are equal
+        assert rung.weight_bytes == predict.weight_bytes(rung.spec.shape, precision)
+        assert rung.model(torch.tensor([[0, 1]])).logits.isfinite().all()
+
+
+def shape_of(**changes: Any) -> ModelShape:
+    """Qwen2.5 0.5B, with changes."""
+    qwen = {"family": "qwen2", "layers": 24, "hidden": 896, "heads": 14, "kv_heads": 2, "head_dim": 64}
+    rest = {"ff": 4864, "vocab": 151936, "positions": 32768, "tied": True}
+    options = {"qkv_bias": True, "o_bias": False, "mlp_bias": False, "qk_norm": False}
+    return ModelShape(**(qwen | rest | options | changes))
+
+
+def test_published_models_weigh_what_they_should() -> None:
+    """Parameter counts and cache bytes of the Qwen2.5 pair, counted from their real files."""
+    small = shape_of()
+    large = shape_of(layers=28, hidden=1536, heads=12, head_dim=128, ff=8960)
+    assert predict.weight_bytes(small, "fp32") == 4 * 494_032_768
+    assert predict.weight_bytes(large, "fp32") == 4 * 1_543_714_304
+    assert predict.kv_layout(small).bytes_per_token == 24 * 1024
+    assert predict.kv_layout(large).bytes_per_token == 56 * 1024
+    assert predict.kv_layout(large) == KVLayout(layers=28, kv_heads=2, head_dim=128, dtype_bytes=4)
+
+
+class LiveBytes(TorchDispatchMode):
+    """Peak bytes of the storages that operations made and that were alive at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {
+            one.untyped_storage()._cdata
+            for one in tree_leaves((args, kwargs))
+            if isinstance(one, torch.Tensor)
+        }
+        result = func(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if isinstance(one, torch.Tensor):
+                storage = one.untyped_storage()
+                if storage._cdata not in known and storage._cdata not in self.live:
+                    self.live[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.live.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self.live.values()))
+        return result
+
+
+SCRATCH_CONFIGS = {
+    "wide mlp": {"intermediate_size": 640},
+    "large vocabulary": {"vocab_size": 4000},
+    "long context": {"max_position_embeddings": 2048},
+    "many heads": {"num_attention_heads": 16, "num_key_value_heads": 1},
+}
+
+
+@pytest.mark.parametrize("precision", predict.PRECISIONS)
+@pytest.mark.parametrize("changes", SCRATCH_CONFIGS.values(), ids=SCRATCH_CONFIGS)
+@torch.inference_mode()
+def test_scratch_bounds_a_step(tmp_path: Path, changes: dict[str, Any], precision: Precision) -> None:
+    """A full chunk at the end of the context, and one decoded token, within the scratch of the prediction."""
+    config = QWEN2 | {"max_position_embeddings": 512} | changes
+    rung = load(spec(write_model(tmp_path, config), precision))
+    chunk, positions = predict.READ_CHUNK_TOKENS, rung.spec.shape.positions
+    cache = StaticCache(config=rung.model.config, max_cache_len=positions)
+    tokens = torch.zeros(1, positions - chunk, dtype=torch.long)
+    rung.model(tokens[:, :-1], cache=cache, logits_to_keep=1)
+    for count in (chunk, 1):
+        with LiveBytes() as seen:
+            rung.model(torch.zeros(1, count, dtype=torch.long), cache=cache, logits_to_keep=1)
+        assert 0 < seen.peak <= predict.scratch_bytes(rung.spec.shape, precision)
