@@ -1,7 +1,7 @@
 """Finds policies by name and builds them from a scenario's parameters.
 
 A policy is named by the table of entry points ``molt.policies`` (an installed package may add to it) or as
-``module:Class``. Its parameters are the fields of its dataclass; a field ``cooldown_ns`` is written ``cooldown: 2s``
+``module:Class``, looked up in the current folder too; only a command line may say the latter. Its parameters are the fields of its dataclass; a field ``cooldown_ns`` is written ``cooldown: 2s``
 and a field ``reserve_bytes`` is written ``reserve: 4MiB``.
 """
 
@@ -11,8 +11,10 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from molt import units
@@ -43,6 +45,8 @@ def make_policy(name: str, params: Mapping[str, object]) -> Policy:
 def _policy_class(name: str) -> Any:
     if ":" in name:
         module, _, attribute = name.partition(":")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, ValueError) as error:

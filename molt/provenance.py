@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import psutil
 
 _PACKAGES = ("molt", "torch", "transformers", "simpy", "tokenizers", "numpy")
 
@@ -16,8 +17,8 @@ def machine() -> dict[str, object]:
     """Processor, cores this process may use, memory in bytes, operating system."""
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
 
