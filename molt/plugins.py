@@ -1,7 +1,8 @@
 """Finds policies by name and builds them from a scenario's parameters.
 
 A policy is named by the table of entry points ``molt.policies`` (an installed package may add to it) or as
-``module:Class``, looked up in the current folder too; only a command line may say the latter. Its parameters are the fields of its dataclass; a field ``cooldown_ns`` is written ``cooldown: 2s``
+``module:Class``, looked up in the current folder too; only a command line may say the latter. Its parameters are the
+fields of its dataclass; a field ``cooldown_ns`` is written ``cooldown: 2s``
 and a field ``reserve_bytes`` is written ``reserve: 4MiB``.
 """
 
