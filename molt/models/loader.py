@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ class LoadedRung:
     """A rung in memory: a transformers causal LM in eval mode, and the bytes its weights were measured at."""
 
     spec: RungSpec
-    model: nn.Module
+    model: Any  # transformers names its classes late; see FAMILIES
     weight_bytes: int
 
 
@@ -64,7 +65,7 @@ def weight_bytes(model: nn.Module) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _without_storage(rung: RungSpec) -> nn.Module:
+def _without_storage(rung: RungSpec) -> Any:
     """The model on the meta device, except for its RoPE frequencies."""
     family = rung.shape.family
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")

@@ -16,7 +16,6 @@ import math
 from molt.core.ladder import KVLayout
 from molt.models.model_config import ModelShape
 
-PRECISIONS = ("fp32", "bf16", "int8")
 READ_CHUNK_TOKENS = 128
 FLOAT_BYTES = 4
 KV_DTYPE_BYTES = 4
