@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -37,11 +37,9 @@ from molt.core.events import TenantKind
 from molt.core.ladder import Rung
 from molt.engine.protocol import Request
 from molt.errors import InputError
+from molt.models.ladder_file import LadderSpec
 from molt.trace import Budget, Step, Trace, format_budget, parse_budget, read_csv, trace_of
 from molt.yaml_file import _text as read_text
-
-if TYPE_CHECKING:
-    from molt.models.ladder_file import LadderSpec
 
 POLICIES = ("hold", "always_small", "restart", "molt")
 """The policies of a scenario that names none."""
