@@ -15,7 +15,7 @@ from molt.core.state import Phase, State, Tenant
 TURN_TOKENS = 8
 READ_CHUNKS = (128, 64, 32, 16, 8)
 """Tokens read in one step: the most that stay within ``STEP_NS_MAX``, the fewest where none do."""
-STEP_NS_MAX = 100_000_000
+STEP_NS_MAX = 250_000_000
 """A step is a time in which nobody reacts to the OS."""
 
 
