@@ -40,9 +40,12 @@ def layer_columns(layers: Iterable[int], layout: KVLayout) -> Tensor:
 
 def to_rows(state: KVState, rope: Rope) -> Tensor:
     """Content of a state as rows (T, L * 2 * H * D) float32: un-rotated keys and values."""
-    keys = unrotate(state.keys, state.positions, rope)  # (L, H, T, D)
-    both = torch.stack((keys, state.values), dim=1)  # (L, 2, H, T, D)
-    return both.permute(3, 0, 1, 2, 4).reshape(state.cells, -1)
+    layers, heads, cells, head_dim = state.keys.shape
+    rows = torch.empty(cells, layers, 2, heads, head_dim)
+    by_cell = rows.permute(2, 1, 3, 0, 4)  # (2, L, H, T, D), the same memory
+    by_cell[0] = unrotate(state.keys, state.positions, rope)
+    by_cell[1] = state.values
+    return rows.view(cells, -1)
 
 
 def from_rows(rows: Tensor, positions: Tensor, layout: KVLayout, rope: Rope) -> KVState:

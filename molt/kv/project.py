@@ -14,7 +14,7 @@ from torch import Tensor
 from molt.core.ladder import KVLayout
 from molt.kv.features import columns_per_layer, from_rows, layer_columns, to_rows
 from molt.kv.rope import Rope
-from molt.kv.state import KVState
+from molt.kv.state import KVState, is_finite
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,7 @@ class KVMap:
                 )
             if not layer.sources or not 0 <= min(layer.sources) <= max(layer.sources) < self.source.layers:
                 raise ValueError(f"layer {number} of the map reads source layers {layer.sources}")
-            if not (torch.isfinite(layer.weight).all() and torch.isfinite(layer.bias).all()):
+            if not (is_finite(layer.weight) and is_finite(layer.bias)):
                 raise ValueError(f"layer {number} of the map holds values that are not finite")
 
 
@@ -66,6 +66,12 @@ def project(kv_map: KVMap, state: KVState, source_rope: Rope, dest_rope: Rope) -
 
 
 def _apply(layer: LayerMap, rows: Tensor, source: KVLayout) -> Tensor:
-    if len(layer.sources) < source.layers:
-        rows = rows[:, layer_columns(layer.sources, source)]  # (T, p)
-    return torch.addmm(layer.bias, rows, layer.weight)
+    return torch.addmm(layer.bias, rows[:, _columns(layer.sources, source)], layer.weight)
+
+
+def _columns(sources: tuple[int, ...], source: KVLayout) -> slice | Tensor:
+    """Columns of some layers: a slice, which copies nothing, where the layers are neighbours."""
+    width, first, last = columns_per_layer(source), sources[0], sources[-1]
+    if sources == tuple(range(first, last + 1)):
+        return slice(first * width, (last + 1) * width)
+    return layer_columns(sources, source)

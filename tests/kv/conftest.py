@@ -32,6 +32,7 @@ def tiny(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 8,
+    vocabulary: int = VOCABULARY,
     seed: int = 0,
     **extra: Any,
 ) -> Resident:
@@ -42,7 +43,7 @@ def tiny(
         "llama": (LlamaConfig, LlamaForCausalLM),
     }[kind]
     config = config_class(
-        vocab_size=VOCABULARY + 3,
+        vocab_size=vocabulary + 3,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=layers,
@@ -54,7 +55,7 @@ def tiny(
         **extra,
     )
     model = model_class(config).eval()
-    return Resident(model, KVLayout(layers, kv_heads, head_dim, 4), rope_of(config), 256, VOCABULARY)
+    return Resident(model, KVLayout(layers, kv_heads, head_dim, 4), rope_of(config), 256, vocabulary)
 
 
 @pytest.fixture(autouse=True)
