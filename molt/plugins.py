@@ -77,7 +77,7 @@ def _argument(policy: str, policy_class: Any, key: str, value: object) -> tuple[
         if field.name.endswith("_bytes"):
             return field.name, units.parse_size(_text(value))
     except ValueError as error:
-        raise InputError(f"policy {policy!r}: {key}: {error}") from error
+        raise InputError(f"policy {policy!r}: {key}: {value!r}: {error}") from error
     wanted = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}.get(str(field.type))
     if wanted and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
         raise InputError(f"policy {policy!r}: {key}: {value!r} is not {_article(str(field.type))}")

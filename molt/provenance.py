@@ -14,12 +14,14 @@ _PACKAGES = ("molt", "torch", "transformers", "simpy", "tokenizers", "numpy")
 
 
 def machine() -> dict[str, object]:
-    """Processor, cores this process may use, memory in bytes, operating system."""
+    """Processor, cores this process may use, memory in bytes, operating system and the number of its release."""
     return {
         "processor": _processor(),
-        "cores": len(psutil.Process().cpu_affinity()) if hasattr(psutil.Process, "cpu_affinity") else psutil.cpu_count(),
+        "cores": len(psutil.Process().cpu_affinity())
+        if hasattr(psutil.Process, "cpu_affinity")
+        else psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.release().partition('-')[0]} {platform.machine()}",
     }
 
 

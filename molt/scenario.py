@@ -39,7 +39,7 @@ from molt.engine.protocol import Request
 from molt.errors import InputError
 from molt.models.ladder_file import LadderSpec
 from molt.trace import Budget, Step, Trace, format_budget, parse_budget, read_csv, trace_of
-from molt.yaml_file import _text as read_text
+from molt.yaml_file import read_text
 
 POLICIES = ("hold", "always_small", "restart", "molt")
 """The policies of a scenario that names none."""
@@ -280,6 +280,8 @@ class Scenario:
         """
         document, ladder = self.document, spec.ladder
         chosen = document.policies if policies is None else tuple(policies)
+        if policies is None:
+            _check_no_code(chosen, f"{self.path}: policies")
         _check_policies(chosen, known_policies, f"{self.path}: policies" if policies is None else "policies")
         seed = document.seed if seed is None else seed
         return ResolvedScenario(
@@ -377,6 +379,16 @@ def _check_unique(names: Sequence[str], path: Path, place: str) -> None:
         if first.setdefault(name, index) != index:
             where, before = place.format(index), place.format(first[name])
             raise InputError(f"{path}: {where}: {yaml_file.show(name)} a second time (first in {before})")
+
+
+def _check_no_code(policies: Sequence[PolicySpec], where: str) -> None:
+    """A scenario file may be somebody else's: it names installed policies and never code to import."""
+    for index, policy in enumerate(policies):
+        if _CLASS.fullmatch(policy.name):
+            raise InputError(
+                f"{where}[{index}]: {yaml_file.show(policy.name)}: a file cannot choose code to run; "
+                f"say --policy {policy.name} on the command line"
+            )
 
 
 def _check_policies(policies: Sequence[PolicySpec], known: Iterable[str], where: str) -> None:

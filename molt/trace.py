@@ -25,7 +25,7 @@ from typing import TypeVar
 from molt import units
 from molt.core.ladder import Ladder
 from molt.errors import InputError
-from molt.yaml_file import _text as read_text
+from molt.yaml_file import read_text
 from molt.yaml_file import nearest, show
 
 COLUMNS = ("at", "budget")

@@ -89,10 +89,13 @@ def validate(model: type[M], data: object, path: Path) -> M:
 
 
 def dot(place: Iterable[str | int]) -> str:
-    """``("rungs", 0, "name")`` as ``rungs[0].name``."""
+    """``("rungs", 0, "name")`` as ``rungs[0].name``; a key that does not print on one line is quoted."""
     text = ""
     for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (part if part.isprintable() else ascii(part))
     return text
 
 
@@ -118,7 +121,7 @@ def show(value: object) -> str:
 def _read(path: Path) -> tuple[object, dict[Place, int]]:
     """The data of a file, and the line (from 1) on which each place of it begins."""
     try:
-        reader = _Reader(path, iter(YAML(typ="safe", pure=True).parse(_text(path))))
+        reader = _Reader(path, iter(YAML(typ="safe", pure=True).parse(read_text(path))))
         return reader.document(), reader.lines
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -128,7 +131,8 @@ def _read(path: Path) -> tuple[object, dict[Place, int]]:
         raise InputError(f"{path}: not YAML: {_one_line(str(error))}") from None
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A whole file as text (UTF-8, an optional byte order mark left out); ``InputError`` if that cannot be."""
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -103,7 +103,7 @@ plain_values = st.recursive(
 
 policy_specs = st.builds(
     PolicySpec,
-    name=st.sampled_from(("hold", "always_small", "restart", "molt", "my_package.mine:Mine")),
+    name=st.sampled_from(("hold", "always_small", "restart", "molt")),
     params=st.dictionaries(names, plain_values, max_size=2),
 )
 

@@ -172,9 +172,11 @@ def test_a_tenants_seed_depends_on_nobody_else() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_policy_class_need_not_be_known(folder: Path, spec: Spec) -> None:
-    resolved = _load(folder, _changed(("[hold,", "[my_package.mine:Mine,"))).resolve(spec, POLICIES)
-    assert resolved.policies[0] == PolicySpec("my_package.mine:Mine")
+def test_only_the_command_line_may_name_a_class(folder: Path, spec: Spec) -> None:
+    mine = PolicySpec("my_package.mine:Mine")
+    assert _load(folder, DEMO).resolve(spec, POLICIES, policies=[mine]).policies == (mine,)
+    with pytest.raises(InputError, match="cannot choose code to run"):
+        _load(folder, _changed(("[hold,", "[my_package.mine:Mine,"))).resolve(spec, POLICIES)
 
 
 # --- what is wrong with a scenario ---

@@ -1,0 +1,247 @@
+"""The main command from end to end, as a user runs it: scenarios, engines, determinism, refusals, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molt import log
+from molt.models.ladder_file import resolve
+from molt.replay import replay
+from sim.run import EngineKind, prepare, simulate
+
+ROOT = Path(__file__).resolve().parent.parent
+SCENARIOS = ROOT / "scenarios"
+SHIPPED = sorted(path.name for path in SCENARIOS.glob("*.yaml"))
+
+
+def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the main command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "sim.run", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, **environment},
+    )
+
+
+def logs(folder: Path) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Header and records of every policy of a run."""
+    return {path.parent.name: log.read(path) for path in sorted(folder.glob("*/events.jsonl"))}
+
+
+def of(records: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
+    return [record for record in records if record.get("type") in types or record["kind"] in types]
+
+
+def test_the_shipped_scenarios_are_these() -> None:
+    assert {
+        "below_floor.yaml",
+        "no_pressure.yaml",
+        "sawtooth.yaml",
+        "spike_mid_answer.yaml",
+        "three_tenants.yaml",
+    } <= set(SHIPPED)
+
+
+@pytest.fixture(scope="module", params=SHIPPED)
+def modelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """Every shipped scenario under every built-in policy, modelled."""
+    out = tmp_path_factory.mktemp("modelled")
+    names = ("hold", "always_small", "per_request", "restart", "molt")
+    outcome = simulate(prepare(SCENARIOS / request.param, policies=names, engine=EngineKind.MODELLED), out)
+    assert outcome.violations == []
+    return request.param, out
+
+
+def test_every_log_replays_identically(modelled: tuple[str, Path]) -> None:
+    for path in modelled[1].glob("*/events.jsonl"):
+        assert replay(path).difference is None
+
+
+def test_molt_and_restart_lose_nothing_and_stay_within_the_budget(modelled: tuple[str, Path]) -> None:
+    for policy in ("molt", "restart"):
+        _, records = logs(modelled[1])[policy]
+        rounds = [r for r in of(records, "memory") if r["round"]]
+        assert of(records, "ProcessKilled", "refusal") == []
+        assert max(r["usage_bytes"] - r["budget_bytes"] for r in rounds) <= 0
+
+
+def test_hold_dies_wherever_there_is_pressure(modelled: tuple[str, Path]) -> None:
+    """The control of every scenario: with a fall of the budget hold is killed, without one it is not."""
+    name, out = modelled
+    killed = bool(of(logs(out)["hold"][1], "ProcessKilled"))
+    assert killed == (name not in {"no_pressure.yaml", "below_floor.yaml"})
+
+
+def test_below_the_floor_nothing_runs_and_nothing_dies(tmp_path: Path) -> None:
+    done = command(
+        str(SCENARIOS / "below_floor.yaml"), "--engine", "modelled", "--out", "out", "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    for numbers in json.loads(done.stdout)["policies"].values():
+        assert numbers["tokens_out"] == numbers["killed"] == 0
+    assert "nothing" in (tmp_path / "out" / "report.md").read_text(encoding="utf-8").lower()
+
+
+def test_without_pressure_molt_is_hold(tmp_path: Path) -> None:
+    """Same tokens at the same times."""
+    simulate(
+        prepare(SCENARIOS / "no_pressure.yaml", policies=("hold", "molt"), engine=EngineKind.MODELLED),
+        tmp_path,
+    )
+    produced = {
+        policy: [(r["tenant"], r["rung"], r["stamps_ns"]) for r in of(records, "TokensProduced")]
+        for policy, (_, records) in logs(tmp_path).items()
+    }
+    assert produced["hold"] == produced["molt"] != []
+
+
+def test_three_tenants_uses_every_rung_and_pulls_every_lever(tmp_path: Path) -> None:
+    simulate(
+        prepare(SCENARIOS / "three_tenants.yaml", policies=("molt",), engine=EngineKind.MODELLED), tmp_path
+    )
+    _, records = logs(tmp_path)["molt"]
+    assert {r["rung"] for r in of(records, "TokensProduced")} == {
+        rung.name for rung in resolve("pico").ladder.rungs
+    }
+    for lever in ("Defer", "Demote", "Park", "Shed", "Unpark", "Promote"):
+        assert of(records, lever), f"{lever} was never used"
+    assert len(of(records, "TenantFinished")) == 3
+    assert of(records, "TokensProduced")[-1]["rung"] == "tier0"
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The spike with real model steps, by the command itself."""
+    folder = tmp_path_factory.mktemp("real")
+    done = command(
+        str(SCENARIOS / "spike_mid_answer.yaml"),
+        "--policy",
+        "restart",
+        "--policy",
+        "molt",
+        "--out",
+        "out",
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+def test_real_and_modelled_engines_decide_the_same(real: Path, tmp_path: Path) -> None:
+    """Everything but the texts and the measured quality is identical."""
+    names = ("restart", "molt")
+    simulate(
+        prepare(SCENARIOS / "spike_mid_answer.yaml", policies=names, engine=EngineKind.MODELLED), tmp_path
+    )
+    for policy, (_, modelled_records) in logs(tmp_path).items():
+        real_records = logs(real)[policy][1]
+        assert [_without_text(r) for r in real_records] == [_without_text(r) for r in modelled_records]
+
+
+def _without_text(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in {"pieces", "handoff"}}
+
+
+def test_real_switches_are_measured(real: Path) -> None:
+    summary = json.loads((real / "summary.json").read_text(encoding="utf-8"))
+    handoff = summary["policies"]["molt"]["handoff"]
+    assert handoff["n"] >= 2
+    assert handoff["kl"] >= 0
+    assert handoff["recovered_context"] > 0.5
+
+
+def test_molt_stalls_less_than_restart(real: Path) -> None:
+    """Point of it all: the worst gap between two tokens is well below that of reading the prompt again."""
+    policies = json.loads((real / "summary.json").read_text(encoding="utf-8"))["policies"]
+    assert policies["molt"]["stall_ms_max"] < 0.6 * policies["restart"]["stall_ms_max"]
+    assert policies["molt"]["killed"] == policies["molt"]["answers_lost"] == 0
+
+
+def test_the_text_of_a_real_run_is_whole(real: Path) -> None:
+    _, records = logs(real)["molt"]
+    text = "".join(piece for r in of(records, "TokensProduced") for piece in r["pieces"])
+    assert text.strip()
+    assert text in _unmarked((real / "molt" / "chat.txt").read_text(encoding="utf-8"), text)
+
+
+def _unmarked(marked: str, text: str) -> str:
+    """The file of an answer holds its text, cut by marks in brackets; give the text back if it is all there."""
+    position = 0
+    for char in text:
+        position = marked.find(char, position) + 1
+        if position == 0:
+            return ""
+    return text
+
+
+def test_two_runs_are_byte_identical_whatever_the_hash_seed(tmp_path: Path) -> None:
+    """Same scenario and seed, other PYTHONHASHSEED: every byte after the headers is the same; another seed differs
+    only with the real engine."""
+    contents = []
+    for seed in ("0", "1"):
+        out = f"out{seed}"
+        arguments = (str(SCENARIOS / "three_tenants.yaml"), "--engine", "modelled", "--out", out)
+        assert command(*arguments, cwd=tmp_path, PYTHONHASHSEED=seed).returncode == 0
+        contents.append(
+            {
+                path.parent.name: path.read_bytes().split(b"\n", 1)[1]
+                for path in sorted((tmp_path / out).glob("*/events.jsonl"))
+            }
+        )
+    assert contents[0] == contents[1]
+    assert len(contents[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("scenarios/three_tenant.yaml",), ("three_tenant.yaml",)),
+        (("scenarios/three_tenants.yaml", "--policy", "mold"), ("mold", "molt")),
+        (("scenarios/three_tenants.yaml", "--ladder", "picco"), ("picco", "pico")),
+        (
+            ("scenarios/three_tenants.yaml", "--engine", "modelled", "--clock", "measured"),
+            ("--clock", "real"),
+        ),
+        (
+            ("scenarios/three_tenants.yaml", "--engine", "modelled", "--out", "scenarios"),
+            ("scenarios", "exists"),
+        ),
+        (("scenarios/three_tenants.yaml", "--engine", "fake"), ("fake", "modelled")),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "scenarios").symlink_to(SCENARIOS)
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_violation_is_status_1(tmp_path: Path) -> None:
+    """The control: a policy that promises what it does not keep is caught and the run fails."""
+    (tmp_path / "liar.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from molt.policies.hold import Hold\n"
+        "@dataclass(frozen=True)\n"
+        "class Liar(Hold):\n"
+        "    name = 'liar'\n"
+        "    promises = frozenset({'never_killed', 'bounded_overshoot'})\n",
+        encoding="utf-8",
+    )
+    arguments = (str(SCENARIOS / "spike_mid_answer.yaml"), "--policy", "liar:Liar", "--engine", "modelled")
+    done = command(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "overshoot_is_bounded" in done.stderr
