@@ -4,16 +4,21 @@ Layout: a matrix is ``weight`` int8 ``(rows, columns)`` and ``scale`` float32 ``
 ``row = weight * scale``; a tied head and its embedding are the same two tensors.
 
 Activations are quantised per token, never per tensor: the first token of a text is often hundreds of times
-larger than the rest and would take all the resolution. The kernel is ``torch._int_mm``, exact in int32, so a
-row's result does not depend on what else is in the batch.
+larger than the rest and would take all the resolution. The kernel is ``torch._int_mm``, exact in int32. Where
+a product is so small that calls cost more than arithmetic, the weights are widened to float32 instead.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+from molt.models.predict import WIDENED_VALUES_MAX
 
 LIMIT = 127  # symmetric: -128 is not used
+SCALE_MIN = 1e-30  # of a row of zeros
+FEW_TOKENS = 4  # with so few tokens and a small matrix, widening the weights is two to three times faster
 
 
 class Int8Linear(nn.Module):
@@ -53,22 +58,24 @@ def linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Ten
 
     ``in`` is at least 2: ``torch._int_mm`` misreads the strides of a transposed single column.
     """
-    rows, row_scale = quantise_rows(x.reshape(-1, x.shape[-1]))
-    y = torch._int_mm(rows, weight.t()) * scale
-    y.mul_(row_scale.unsqueeze(-1))
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.shape[0] <= FEW_TOKENS and weight.numel() <= WIDENED_VALUES_MAX:
+        y = functional.linear(rows, weight.float()).mul_(scale)
+    else:
+        quantised, row_scale = quantise_rows(rows)
+        y = torch._int_mm(quantised, weight.t()).float().mul_(scale).mul_(row_scale.unsqueeze(-1))
     if bias is not None:
         y.add_(bias)
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def quantise_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A float matrix ``(rows, columns)`` as int8 of the same shape and float32 scales ``(rows,)``.
+    """A float32 matrix ``(rows, columns)`` as int8 of the same shape and float32 scales ``(rows,)``.
 
-    A row's largest magnitude becomes 127; a row of zeros has scale 1.
+    A row's largest magnitude becomes 127; a row of zeros stays zero.
     """
-    scale = torch.linalg.vector_norm(matrix, torch.inf, dim=1, dtype=torch.float32).div_(LIMIT)
-    scale.masked_fill_(scale == 0, 1.0)
-    return (matrix / scale.unsqueeze(-1)).round_().to(torch.int8), scale
+    scale = matrix.abs().amax(1, keepdim=True).div_(LIMIT).clamp_min_(SCALE_MIN)
+    return (matrix / scale).round_().to(torch.int8), scale.squeeze(1)
 
 
 def replace_matrices(model: nn.Module) -> None:

@@ -88,7 +88,11 @@ def resolve(name_or_path: str | Path) -> LadderSpec:
     rungs = _rungs(file, path)
     tokens = _shared_tokenizer(rungs, path)
     maps = _maps(file, rungs, path)
-    ladder = Ladder(file.name, tuple(_core_rung(rung) for rung in rungs), _routes(rungs, maps))
+    try:
+        routes = _routes(rungs, maps)
+    except LadderError as error:
+        raise LadderError(f"{path}: maps: {error}") from None
+    ladder = Ladder(file.name, tuple(_core_rung(rung) for rung in rungs), routes)
     _check_falling(ladder, path)
     return LadderSpec(path, ladder, rungs, tokens.path, tokens.size, maps)
 
@@ -155,7 +159,7 @@ def check_stored(shape: ModelShape, stored: Mapping[str, Stored], folder: Path) 
             raise LadderError(f"{found.path}: {name} is {found.shape}, config.json means {extents}")
         if found.dtype not in STORED_DTYPES:
             raise LadderError(f"{found.path}: {name} is {found.dtype}; valid: {', '.join(STORED_DTYPES)}")
-    for name in stored.keys() - wanted.keys():
+    for name in sorted(stored.keys() - wanted.keys()):
         is_tied_head = shape.tied and name == "lm_head.weight"
         if not is_tied_head and not name.endswith("rotary_emb.inv_freq"):
             raise LadderError(

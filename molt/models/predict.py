@@ -19,6 +19,7 @@ from molt.models.model_config import ModelShape
 READ_CHUNK_TOKENS = 128
 FLOAT_BYTES = 4
 KV_DTYPE_BYTES = 4
+WIDENED_VALUES_MAX = 1 << 17  # int8 matrices of at most so many values may be widened for a step
 
 
 def parameters(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -52,7 +53,8 @@ def scratch_bytes(shape: ModelShape, precision: str) -> int:
       grouped queries 2 T Q, mask 2 C T, output 2 C Q) and MLP (4 C ff);
     - logits of one position and what sampling makes of them: 6 vocab;
     - RoPE: cosines and sines of a chunk 6 C head_dim, frequencies 2 head_dim;
-    - int8 only: the quantised rows of a chunk and a product in int32: 3 C times the widest layer.
+    - int8 only: the quantised rows of a chunk and a product in int32, 3 C times the widest layer, or one small
+      matrix widened to float32.
 
     Excluded: the cache itself, and what a kernel library keeps per thread.
     """
@@ -64,7 +66,7 @@ def scratch_bytes(shape: ModelShape, precision: str) -> int:
     values = 6 * chunk * shape.hidden + max(attention, 4 * chunk * shape.ff)
     values += 6 * shape.vocab + (6 * chunk + 2) * shape.head_dim
     if precision == "int8":
-        values += 3 * chunk * max(shape.ff, queries, shape.hidden)
+        values += max(3 * chunk * max(shape.ff, queries, shape.hidden), WIDENED_VALUES_MAX)
     return FLOAT_BYTES * values
 
 

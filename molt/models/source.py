@@ -99,15 +99,21 @@ def _hub_folder(source: HubSource) -> Path:
     except LocalEntryNotFoundError:
         pass
     try:
-        return snapshot(local_files_only=False)
+        folder = snapshot(local_files_only=False)
     except RepositoryNotFoundError:
         raise LadderError(f"{where}: the hub has no such model, or it is not public") from None
     except RevisionNotFoundError:
         raise LadderError(f"{where}: the hub has no such revision") from None
     except Exception as error:  # whatever the network stack raises
+        reason = type(error).__name__
         raise LadderError(
-            f"{where}: not in the local cache, and the hub cannot be reached ({type(error).__name__})"
+            f"{where}: not in the local cache, and the hub cannot be reached ({reason})"
         ) from None
+    if not _is_complete(folder):
+        raise LadderError(
+            f"{where}: config.json or safetensors are missing, in the local cache and on the hub"
+        )
+    return folder
 
 
 def _is_complete(folder: Path) -> bool:
