@@ -136,7 +136,7 @@ def _blocks(stored: Stored) -> Iterator[tuple[int, Tensor]]:
 
 def _check_same(head: Stored, embedding: Stored) -> None:
     """Refuse a folder that ties head and embedding but stores two different matrices."""
+    is_alike = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     pairs = zip(_blocks(head), _blocks(embedding), strict=False)
-    is_same = head.shape == embedding.shape and all(torch.equal(one, other) for (_, one), (_, other) in pairs)
-    if not is_same:
+    if not is_alike or not all(torch.equal(one, other) for (_, one), (_, other) in pairs):
         raise LadderError(f"{head.path}: {HEAD} differs from {EMBEDDING}, but config.json ties them")

@@ -17,6 +17,7 @@ from molt.models import loader
 from molt.models.ladder_file import Precision, RungSpec
 from molt.models.loader import load, weight_bytes
 from molt.models.model_config import read_shape
+from tests.models.live_bytes import LiveBytes
 from tests.models.tiny import LLAMA3_ROPE, QWEN2, write_model
 
 UNTIED = {"tie_word_embeddings": False}
@@ -88,6 +89,19 @@ def test_reading_in_blocks_changes_nothing(
     in_blocks = load(spec(folder, precision)).model.state_dict()
     assert whole.keys() == in_blocks.keys()
     assert all(torch.equal(whole[name], in_blocks[name]) for name in whole)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_loading_needs_the_loaded_model_and_a_few_blocks(
+    tmp_path: Path, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No moment holds a model in the precision of its file and in that of its rung."""
+    folder = write_model(tmp_path, QWEN2 | {"vocab_size": 600}, dtype=torch.bfloat16)
+    block = 4096
+    monkeypatch.setattr(loader, "BLOCK_BYTES", block)
+    with LiveBytes() as seen:
+        rung = load(spec(folder, precision))
+    assert rung.weight_bytes <= seen.peak <= rung.weight_bytes + 8 * block
 
 
 def test_a_stored_copy_of_a_tied_head_is_not_paid_for(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers.cache_utils import StaticCache
 
 from molt.core.ladder import KVLayout
@@ -19,6 +16,7 @@ from molt.models import predict
 from molt.models.ladder_file import Precision, RungSpec
 from molt.models.loader import load
 from molt.models.model_config import FAMILIES, ModelShape, read_shape
+from tests.models.live_bytes import LiveBytes
 from tests.models.tiny import QWEN2, configs, write_model
 
 FAMILY_CONFIGS = st.sampled_from(sorted(FAMILIES)).flatmap(configs)
@@ -72,31 +70,6 @@ def test_published_models_weigh_what_they_should() -> None:
     assert predict.kv_layout(small).bytes_per_token == 24 * 1024
     assert predict.kv_layout(large).bytes_per_token == 56 * 1024
     assert predict.kv_layout(large) == KVLayout(layers=28, kv_heads=2, head_dim=128, dtype_bytes=4)
-
-
-class LiveBytes(TorchDispatchMode):
-    """Peak bytes of the storages that operations made and that were alive at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {
-            one.untyped_storage()._cdata
-            for one in tree_leaves((args, kwargs))
-            if isinstance(one, torch.Tensor)
-        }
-        result = func(*args, **(kwargs or {}))
-        for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor):
-                storage = one.untyped_storage()
-                if storage._cdata not in known and storage._cdata not in self.live:
-                    self.live[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.live.pop, storage._cdata, None)
-        self.peak = max(self.peak, sum(self.live.values()))
-        return result
 
 
 SCRATCH_CONFIGS = {
