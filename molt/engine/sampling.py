@@ -21,16 +21,28 @@ def uniform(seed: int, index: int) -> float:
 def sample(logits: Tensor, temperature: float, top_p: float, draw: float) -> int:
     """The token that ``draw``, uniform in [0, 1), picks from ``logits`` (vocabulary,).
 
-    Temperature 0 takes the likeliest token (the first of equals). Otherwise the choice is among the likeliest
-    tokens that together reach the probability ``top_p`` (nucleus sampling, Holtzman et al.,
-    arXiv:1904.09751).
+    Temperature 0 takes the likeliest token (the first of equals). Otherwise the cumulated probabilities, in
+    order of the vocabulary, are inverted at ``draw``: two rungs whose distributions are close pick the same
+    token.
     """
     if temperature == 0.0:
         return int(logits.argmax())
     probabilities = torch.softmax(logits.double() / temperature, dim=-1)
-    ranked, order = probabilities.sort(descending=True, stable=True)
-    cumulated = ranked.cumsum(0)
-    nucleus = int((cumulated - ranked < top_p).sum())  # at least 1: nothing is cumulated before the first
-    cumulated = cumulated[:nucleus]
-    chosen = int(torch.searchsorted(cumulated, draw * cumulated[-1], right=True))
-    return int(order[min(chosen, nucleus - 1)])
+    if top_p < 1.0:
+        probabilities = nucleus(probabilities, top_p)
+    cumulated = probabilities.cumsum(0)
+    return int(torch.searchsorted(cumulated, draw * cumulated[-1], right=True))
+
+
+def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """``probabilities`` (vocabulary,) with all but the likeliest that together reach ``top_p`` set to 0.
+
+    Nucleus sampling, Holtzman et al., arXiv:1904.09751. Tokens below ``(1 - top_p) / vocabulary`` cannot be
+    in the nucleus, since all of them together are less than ``1 - top_p``; only the others, a small part, are
+    sorted.
+    """
+    candidates = (probabilities >= (1.0 - top_p) / len(probabilities)).nonzero()[:, 0]
+    ranked, order = probabilities[candidates].sort(descending=True, stable=True)
+    before = ranked.cumsum(0) - ranked  # what the likelier tokens have together
+    kept = candidates[order[before < top_p]]
+    return torch.zeros_like(probabilities).index_copy(0, kept, probabilities[kept])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from molt.engine.sampling import sample, uniform
 
@@ -22,9 +24,25 @@ def test_temperature_zero_takes_the_likeliest() -> None:
     assert {sample(LOGITS, 0.0, 1.0, draw) for draw in (0.0, 0.5, 0.999)} == {1}
 
 
-def test_equal_shares_of_the_unit_interval_go_to_tokens_by_rank() -> None:
-    drawn = [sample(LOGITS, 1.0, 1.0, draw) for draw in (0.0, 0.49, 0.51, 0.69, 0.71, 0.89, 0.91, 0.999999)]
-    assert drawn == [1, 1, 2, 2, 3, 3, 0, 0]
+def test_shares_of_the_unit_interval_go_to_tokens_in_order_of_the_vocabulary() -> None:
+    drawn = [sample(LOGITS, 1.0, 1.0, draw) for draw in (0.0, 0.09, 0.11, 0.59, 0.61, 0.79, 0.81, 1 - 2**-53)]
+    assert drawn == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@given(
+    st.lists(st.floats(-20, 20), min_size=1, max_size=50),
+    st.floats(0.01, 1.0),
+    st.floats(0.0, 1.0, exclude_max=True),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_token_is_always_one_of_the_nucleus_by_definition(
+    raw: list[float], top_p: float, draw: float
+) -> None:
+    logits = torch.tensor(raw, dtype=torch.float64)
+    probabilities = logits.softmax(0)
+    token = sample(logits, 1.0, top_p, draw)
+    likelier = probabilities[probabilities > probabilities[token]].sum()
+    assert likelier < top_p + 1e-9
 
 
 @pytest.mark.parametrize(
