@@ -325,7 +325,7 @@ class World:
     def _execute(self, step: Step) -> Wait:
         match step:
             case LoadStep():
-                yield from self._load(step.rung)
+                yield from self._load(step)
             case SwitchStep():
                 yield from self._switch(step)
             case ReadStep():
@@ -335,7 +335,8 @@ class World:
             case _:
                 assert_never(step)
 
-    def _load(self, rung: str) -> Wait:
+    def _load(self, step: LoadStep) -> Wait:
+        rung = step.rung
         done_ns, seq = self._loads[rung]
         total_ns = self._costs.rungs[rung].load_ns
         if self._measured:
@@ -343,9 +344,12 @@ class World:
             yield self._env.timeout(total_ns)
             done_ns = total_ns
         else:
-            done_ns += yield from self._chunks(total_ns - done_ns)
+            stretch_ns = min(CHUNK_NS, total_ns - done_ns) if step.aside else total_ns - done_ns
+            done_ns += yield from self._chunks(stretch_ns)
         self._loads[rung] = (done_ns, seq)
         if done_ns < total_ns:
+            if step.aside:
+                self._conductor.feed(e.LoadProgressed(at_ns=self._now_ns, rung=rung))
             return
         del self._loads[rung]
         if not self._measured:

@@ -73,6 +73,13 @@ class RungLoaded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgressed(Event):
+    """A part of a rung that nobody waits for was brought in; the next turn is somebody else's."""
+
+    rung: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFailed(Event):
     """A rung could not be brought in; nothing of it is resident."""
 
@@ -185,6 +192,7 @@ AnyEvent = (
     | ProcessKilled
     | ProcessStarted
     | TimerFired
+    | LoadProgressed
     | PromptRead
     | TokensProduced
     | TenantFinished

@@ -43,7 +43,8 @@ Placement = Run | Rest | Wait
 class Plan:
     """Where every tenant should be. Tenants not named stay as they are.
 
-    ``keep`` are resident rungs to keep although nobody runs on them; every other unused rung is released.
+    ``keep`` are rungs to have although nobody runs on them: kept if resident, brought in beside the work of everybody
+    else if not. Every other unused rung is released.
     ``revisit_ns`` is when the policy wants to be asked again even if nothing happens.
     """
 
@@ -71,7 +72,7 @@ def outcome(state: State, plan: Plan, ladder: Ladder) -> State:
 
 def _changes(state: State, plan: Plan, ladder: Ladder) -> Iterator[d.AnyDecision]:
     admissions: list[d.AnyDecision] = []
-    needed = set(plan.keep & state.resident)
+    needed = set(plan.keep)
     for tenant in state.tenants.values():
         placement = plan.placements.get(tenant.name)
         needed |= _rungs_needed(tenant, placement)

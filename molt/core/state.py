@@ -86,6 +86,8 @@ class State:
     arrivals: int = 0
     last_down_ns: int | None = None
     last_up_ns: int | None = None
+    load_turn: bool = True
+    """Whether a load that nobody waits for has the next turn; it alternates with everything else."""
 
     @property
     def occupied(self) -> frozenset[str]:
@@ -119,9 +121,13 @@ def after_event(state: State, event: e.AnyEvent) -> State:
             return _change(state, event.tenant, lambda t: _landed(t, event.dest))
         case e.SwitchFailed():
             return _change(state, event.tenant, lambda t: _reset_cache(t, event.dest))
+        case e.LoadProgressed():
+            return replace(state, load_turn=False)
         case e.PromptRead():
+            state = replace(state, load_turn=True)
             return _change(state, event.tenant, lambda t: replace(t, read=t.read + event.tokens))
         case e.TokensProduced():
+            state = replace(state, load_turn=True)
             return _change(state, event.tenant, lambda t: _produced(t, event.count))
         case e.TimerFired() | e.RungReleased() | e.TenantParked() | e.ContextShed():
             return state

@@ -21,9 +21,10 @@ STEP_NS_MAX = 250_000_000
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """Bring the weights of ``rung`` in, or a part of them."""
+    """Bring the weights of ``rung`` in, or a part of them; ``aside`` when nobody waits for it: then one chunk."""
 
     rung: str
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,9 @@ def in_turn(state: State) -> list[Tenant]:
 
 def next_step(state: State, costs: CostModel) -> Step | None:
     """The step to take now, or ``None`` when nothing can be done before the next event."""
+    aside = _loading_aside(state)
+    if aside is not None and state.load_turn:
+        return LoadStep(aside, aside=True)
     for tenant in in_turn(state):
         if tenant.phase is not Phase.ACTIVE or tenant.target is None or tenant.cache_rung is None:
             continue
@@ -84,10 +88,17 @@ def next_step(state: State, costs: CostModel) -> Step | None:
             return SwitchStep(tenant.name, tenant.cache_rung, tenant.target, tenant.cells)
         if tenant.backlog > 0:
             chunk = _chunk(costs.rungs[tenant.target].read)
-            return ReadStep(tenant.name, tenant.target, tenant.backlog, chunk, tenant.cells)
+            tokens = tenant.backlog if aside is None else min(chunk, tenant.backlog)
+            return ReadStep(tenant.name, tenant.target, tokens, chunk, tenant.cells)
         tokens = min(tenant.max_tokens - tenant.produced, _turn_left(tenant, state))
-        return DecodeStep(tenant.name, tenant.target, tokens, tenant.cells)
-    return None
+        return DecodeStep(tenant.name, tenant.target, tokens if aside is None else 1, tenant.cells)
+    return None if aside is None else LoadStep(aside, aside=True)
+
+
+def _loading_aside(state: State) -> str | None:
+    """A rung on its way that nobody waits for."""
+    awaited = {tenant.target for tenant in state.tenants.values()}
+    return min(state.loading - awaited, default=None) if state.loading else None
 
 
 def _turn_left(tenant: Tenant, state: State) -> int:

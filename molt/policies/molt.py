@@ -13,7 +13,8 @@ transient on the way there:
 ====  =====================================================================================================
 
 Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so
-that an oscillating budget does not make the models oscillate.
+that an oscillating budget does not make the models oscillate. Where both rungs fit, the larger one is brought in while
+the smaller goes on answering, and only the switch itself is a pause.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Molt:
         here = _present_rank(view)
         cool_ns = self._cool_at_ns(view)
         revisit_ns: int | None = None
+        better: Plan | None = None
         for rank, plan in self._postures(view):
             recovery = here is not None and rank < here
             if not view.fits(plan, self.margin if recovery else 0.0):
@@ -65,8 +67,18 @@ class Molt:
             if recovery and view.now_ns < cool_ns:
                 revisit_ns = cool_ns
                 continue
-            return replace(plan, revisit_ns=revisit_ns)
+            if recovery and view.level() is not None and _rungs(plan) - view.state.resident:
+                better = better or plan
+                continue
+            return replace(
+                plan if better is None else self._meanwhile(view, plan, better), revisit_ns=revisit_ns
+            )
         return replace(self._shed(view), revisit_ns=revisit_ns)
+
+    def _meanwhile(self, view: View, plan: Plan, better: Plan) -> Plan:
+        """``plan``, with the rung of the better one brought in aside; the better one at once if not both fit."""
+        beside = replace(plan, keep=plan.keep | _rungs(better))
+        return beside if view.fits(beside, self.margin) else better
 
     def _cool_at_ns(self, view: View) -> int:
         changes = [t for t in (view.state.last_down_ns, view.state.last_up_ns) if t is not None]
@@ -110,6 +122,10 @@ class Molt:
                     placements[tenant.name] = Rest(keep_cells=kept[tenant.name])
                     excess -= cells * cell_bytes
         return _placed(view, placements)
+
+
+def _rungs(plan: Plan) -> frozenset[str]:
+    return frozenset(placement.rung for placement in plan.placements.values() if isinstance(placement, Run))
 
 
 def _present_rank(view: View) -> Rank | None:

@@ -118,6 +118,18 @@ def test_molt_survives_with_a_shorter_stall_than_restart() -> None:
     assert max(_gaps(molt)) < 0.7 * max(_gaps(restart))
 
 
+def test_molt_goes_on_answering_while_the_larger_rung_comes_in() -> None:
+    """On the way up only the switch is a pause: no gap is as long as the load of the larger rung."""
+    ran = small.simulate(make_policy("molt", {}), small.scenario(SPIKE, [small.tenant(max_tokens=700)]))
+    (load,) = [r for r in ran.of("Load") if r["rung"] == "tier0" and r["at_ns"] > 0]
+    (loaded,) = [r for r in ran.of("RungLoaded") if r["decision"] == load["seq"]]
+    meanwhile = [r for r in ran.of("TokensProduced") if load["at_ns"] < r["at_ns"] < loaded["at_ns"]]
+    assert {r["rung"] for r in meanwhile} == {"tier2"}
+    assert len(meanwhile) > 5
+    after = [stamp for r in ran.of("TokensProduced") for stamp in r["stamps_ns"] if stamp > load["at_ns"]]
+    assert max(b - a for a, b in itertools.pairwise(after)) < small.COSTS.rungs["tier0"].load_ns
+
+
 def test_molt_pulls_every_lever_in_order_and_climbs_back() -> None:
     """Down: demote, demote, park, shed; then up again to the top rung, and everybody gets an answer."""
     budgets = [
