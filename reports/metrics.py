@@ -184,6 +184,13 @@ def stall_ms_max(run: Run) -> float | None:
     return None if longest is None else longest.duration_ns / NS_PER_MS
 
 
+def foreground_stall_ms_max(run: Run) -> float | None:
+    """The longest pause of an answer somebody is waiting for, milliseconds: as stall_ms_max, over foreground
+    tenants alone. A batch tenant may rightly pause for as long as a foreground answer takes."""
+    people = (attempt for attempt in run.surviving if attempt.kind == "foreground")
+    return max((s.duration_ns / NS_PER_MS for s in _stalls(people)), default=None)
+
+
 def switch_pause_ms_max(run: Run) -> float | None:
     """The longest pause at a switch, milliseconds: the longest gap between successive tokens of one answer
     with a change of rung between them."""

@@ -95,6 +95,7 @@ _LINES: tuple[Line, ...] = (
     ("Latency", "TTFT p50 / p99", _pair("ttft_ms")),
     ("Latency", "ITL p50 / p99", _pair("itl_ms")),
     ("Latency", "longest pause", _plain(lambda p: show.span(p["stall_ms_max"]))),
+    ("Latency", "longest pause, foreground", _plain(lambda p: show.span(p["foreground_stall_ms_max"]))),
     ("Latency", "longest pause at a switch", _plain(lambda p: show.span(p["switch_pause_ms_max"]))),
     ("Memory", "over budget, max", _overshoot),
     ("Memory", "over budget × time", _over_time),

@@ -12,12 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 
 def blocks(path: Path, language: str) -> list[str]:
     """Fenced code blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 def commands(path: Path) -> list[str]:
@@ -30,7 +37,12 @@ def run(command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a documented command with this interpreter's ``molt`` and ``python``."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        shlex.split(command), cwd=cwd, capture_output=True, text=True, timeout=280, env={**os.environ, "PATH": path}
+        shlex.split(command),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "PATH": path},
     )
 
 

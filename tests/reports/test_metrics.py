@@ -351,6 +351,7 @@ def test_numbers_of_any_story_agree_with_each_other(story: Story) -> None:
     if numbers["stall_ms_max"] is not None:
         assert numbers["stall_ms_max"] >= numbers["itl_ms"]["p99"]
         assert numbers["stall_ms_max"] >= (numbers["switch_pause_ms_max"] or 0)
+        assert numbers["stall_ms_max"] >= (numbers["foreground_stall_ms_max"] or 0)
 
 
 @given(stories())
