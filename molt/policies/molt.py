@@ -12,8 +12,8 @@ transient on the way there:
 5     whole caches go, to be read again later: the tokens are still known, so even this loses no answer
 ====  =====================================================================================================
 
-Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so
-that an oscillating budget does not make the models oscillate. Where both rungs fit, the larger one is brought in while
+Going to a better posture than the present one (recovery, the levers in reverse) takes a margin, so that an oscillating
+budget does not make the models oscillate; while everybody is running it takes a cool-down too. Where both rungs fit, the larger one is brought in while
 the smaller goes on answering, and only the switch itself is a pause.
 """
 
@@ -64,7 +64,7 @@ class Molt:
             recovery = here is not None and rank < here
             if not view.fits(plan, self.margin if recovery else 0.0):
                 continue
-            if recovery and view.now_ns < cool_ns:
+            if recovery and here is not None and here[0] == 0 and view.now_ns < cool_ns:
                 revisit_ns = cool_ns
                 continue
             if recovery and view.level() is not None and _rungs(plan) - view.state.resident:
