@@ -22,7 +22,7 @@ from molt.models.ladder_file import RungSpec, check_stored
 from molt.models.model_config import FAMILIES, read_config
 from molt.models.weights_file import Stored, stored_tensors
 
-BLOCK_BYTES = 8 * 1024 * 1024
+BLOCK_BYTES = 1024 * 1024  # small enough to stay in the cache while it is quantised
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 PRECISION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
 HEAD = "lm_head.weight"
@@ -70,13 +70,18 @@ def _without_storage(rung: RungSpec) -> Any:
     family = rung.shape.family
     module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     model_class = getattr(module, FAMILIES[family].causal_lm)
-    config = model_class.config_class.from_dict(read_config(rung.folder))
-    config.dtype = PRECISION_DTYPES[rung.precision]
-    with torch.device("meta"):
-        model = model_class(config)
-        if rung.precision == "int8":
+    try:
+        config = model_class.config_class.from_dict(read_config(rung.folder))
+        config.dtype = PRECISION_DTYPES[rung.precision]
+        with torch.device("meta"):
+            model = model_class(config)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    except Exception as error:  # transformers checks settings that only it knows, in its own ways
+        reason = " ".join(str(error).split())
+        raise LadderError(f"{rung.folder / 'config.json'}: transformers refuses it: {reason}") from error
+    if rung.precision == "int8":
+        with torch.device("meta"):
             int8.replace_matrices(model)
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
     return model
 
 

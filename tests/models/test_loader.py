@@ -128,6 +128,14 @@ def test_weights_that_are_not_as_predicted_are_refused(
         load(spec(folder))
 
 
+def test_settings_that_only_transformers_knows_are_refused_in_one_line(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, QWEN2 | {"rms_norm_eps": "small"})
+    with pytest.raises(
+        LadderError, match=r"^[^\n]*config\.json: transformers refuses it: [^\n]*rms_norm_eps[^\n]*$"
+    ):
+        load(spec(folder))
+
+
 def test_no_gradients_and_no_file_mapping(tmp_path: Path) -> None:
     """Deleting the file under a loaded model is harmless: nothing of it is still to be read."""
     folder = write_model(tmp_path, QWEN2)
