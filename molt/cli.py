@@ -15,6 +15,9 @@ import typer
 from molt import __version__
 from molt.errors import InputError
 
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""For commands whose own options need an import of seconds: ``molt --help`` does without it."""
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -33,9 +36,13 @@ def main() -> None:
 
 def run_command(command: Callable[..., Any]) -> None:
     """Run one command as a program of its own (``python -m sim.run``)."""
+    _run(_single(command))
+
+
+def _single(command: Callable[..., Any]) -> typer.Typer:
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     single.command()(command)
-    _run(single)
+    return single
 
 
 def _run(program: typer.Typer) -> None:
@@ -112,12 +119,9 @@ def calibrate(
     measure(ladder, out or Path(f"{ladder}.json"))
 
 
-@app.command()
-def fit(
-    ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Ladder name or file.")] = "pico",
-    out: Annotated[Path | None, typer.Option(help="Folder for the maps; default maps/ here.")] = None,
-) -> None:
-    """Fit the maps that carry a cache between the rungs of LADDER."""
-    from molt.kv.fit import fit_ladder
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def fit(context: typer.Context) -> None:
+    """Fit the maps that carry a cache between the rungs of a ladder."""
+    from molt.kv.fit import command
 
-    fit_ladder(ladder, out or Path("maps"))
+    _single(command)(context.args, prog_name="molt fit")
