@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.progress import track
+from tokenizers import Tokenizer
 
 from molt import provenance
 from molt.core.costs import CostModel, RouteCosts, RungCosts, StepCost
@@ -28,18 +29,21 @@ REPEATS = 5
 CONTEXTS = (0, 128, 512, 1024)
 CHUNKS = (8, 32, 128)
 CELLS = (64, 256, 1024)
+JUDGED_CELLS = 384
+JUDGED_TEXTS = 8
 
 Sample = tuple[int, int, float]
 """Tokens, context, nanoseconds."""
 
 
-def calibrate(name: str, out: Path, prompt_ids: tuple[int, ...] = ()) -> CostModel:
+def calibrate(name: str, out: Path) -> CostModel:
     """Measure the ladder ``name`` and write its profile to ``out``.
 
-    ``prompt_ids`` are read to measure the quality of each route; without them the routes' ``expected_kl`` is that of
-    a text of repeated tokens, good enough for times only.
+    Times depend on lengths alone, so they are measured on made-up prompts. ``expected_kl`` of a route is the mean over
+    the documents that ship with pico and were held out from everything.
     """
     from molt.engine.real import RealEngine  # torch
+    from molt.models.pico.corpus import shipped_documents
 
     begin_ns = time.perf_counter_ns()
     spec = resolve(name)
@@ -50,8 +54,11 @@ def calibrate(name: str, out: Path, prompt_ids: tuple[int, ...] = ()) -> CostMod
         for rung in track(ladder.rungs, "rungs", console=Console(stderr=True))
     }
     judge = RealEngine(spec, measure_handoff=True)
+    tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+    texts = [tokenizer.encode(text).ids[: JUDGED_CELLS + 1] for _, text in shipped_documents()]
+    prompts = [tuple(ids) for ids in texts if len(ids) > JUDGED_CELLS][:JUDGED_TEXTS]
     routes = {
-        f"{route.source}->{route.dest}": _route(engine, judge, ladder, route, prompt_ids)
+        f"{route.source}->{route.dest}": _route(engine, judge, ladder, route, prompts)
         for route in track(ladder.routes, "routes", console=Console(stderr=True))
         if route.kind is not RouteKind.REREAD
     }
@@ -71,9 +78,12 @@ def calibrate(name: str, out: Path, prompt_ids: tuple[int, ...] = ()) -> CostMod
     return costs
 
 
-def _request(tokens: int, ids: tuple[int, ...] = ()) -> Request:
-    prompt = (ids * (tokens // len(ids) + 1))[:tokens] if ids else tuple(i % 200 + 20 for i in range(tokens))
-    return Request(prompt, max_tokens=64, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+def _request(prompt_ids: tuple[int, ...]) -> Request:
+    return Request(prompt_ids, max_tokens=64, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+
+
+def _made_up(tokens: int) -> tuple[int, ...]:
+    return tuple(i % 200 + 20 for i in range(tokens))
 
 
 def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
@@ -99,14 +109,14 @@ def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
 
 def _reading(engine: Engine, rung: str, context: int, chunk: int) -> Iterator[Callable[[], object]]:
     for _ in range(REPEATS):
-        with _generation(engine, rung, context + chunk + 1) as tenant:
+        with _generation(engine, rung, _made_up(context + chunk + 1)) as tenant:
             if context:
                 engine.read(tenant, context, 128)
             yield lambda: engine.read(tenant, chunk, chunk)
 
 
 def _decoding(engine: Engine, rung: str, context: int) -> Iterator[Callable[[], object]]:
-    with _generation(engine, rung, context + 1) as tenant:
+    with _generation(engine, rung, _made_up(context + 1)) as tenant:
         if context:
             engine.read(tenant, context, 128)
         for _ in range(4 * REPEATS):
@@ -114,10 +124,10 @@ def _decoding(engine: Engine, rung: str, context: int) -> Iterator[Callable[[], 
 
 
 class _generation:
-    """A generation with ``tokens`` of prompt for the time of a ``with`` block."""
+    """A generation for the time of a ``with`` block."""
 
-    def __init__(self, engine: Engine, rung: str, tokens: int, ids: tuple[int, ...] = ()) -> None:
-        self._engine, self._rung, self._request = engine, rung, _request(tokens, ids)
+    def __init__(self, engine: Engine, rung: str, prompt_ids: tuple[int, ...]) -> None:
+        self._engine, self._rung, self._request = engine, rung, _request(prompt_ids)
 
     def __enter__(self) -> str:
         capacity = len(self._request.prompt_ids) + self._request.max_tokens - 1
@@ -129,34 +139,37 @@ class _generation:
 
 
 def _route(
-    engine: Engine, judge: Engine, ladder: Ladder, route: Route, prompt_ids: tuple[int, ...]
+    engine: Engine, judge: Engine, ladder: Ladder, route: Route, prompts: list[tuple[int, ...]]
 ) -> RouteCosts:
-    kl = _expected_kl(judge, route, prompt_ids)
     engine.load(route.source)
     engine.load(route.dest)
     lengths = [cells for cells in CELLS if cells + 128 <= ladder.rung(route.dest).max_positions]
     samples = [(cells, 0, _median_ns(_switching(engine, route, cells))) for cells in lengths]
     engine.release(route.source)
     engine.release(route.dest)
-    return RouteCosts(fit_step(samples), kl)
+    return RouteCosts(fit_step(samples), _expected_kl(judge, route, prompts))
 
 
 def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
     for _ in range(REPEATS):
-        with _generation(engine, route.source, cells + 1) as tenant:
+        with _generation(engine, route.source, _made_up(cells + 1)) as tenant:
             engine.read(tenant, cells, 128)
             yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)
 
 
-def _expected_kl(judge: Engine, route: Route, prompt_ids: tuple[int, ...]) -> float:
+def _expected_kl(judge: Engine, route: Route, prompts: list[tuple[int, ...]]) -> float:
     judge.load(route.source)
     judge.load(route.dest)
-    with _generation(judge, route.source, 257, prompt_ids) as tenant:
-        judge.read(tenant, 256, 128)
-        handoff = judge.switch(tenant, route.dest, route.kind, 256 + 64)
+    kls = []
+    for prompt_ids in prompts:
+        with _generation(judge, route.source, prompt_ids) as tenant:
+            judge.read(tenant, JUDGED_CELLS, 128)
+            handoff = judge.switch(tenant, route.dest, route.kind, JUDGED_CELLS + 64)
+        assert handoff is not None, "an engine that measures was asked to"
+        kls.append(handoff.kl)
     judge.release(route.source)
     judge.release(route.dest)
-    return 0.0 if handoff is None else handoff.kl
+    return statistics.fmean(kls)
 
 
 def _median_ns(works: Iterable[Callable[[], object]]) -> float:
