@@ -28,7 +28,7 @@ from molt.engine.detokenise import Detokeniser
 from molt.engine.protocol import Decoded, Request, SwitchError
 from molt.engine.sampling import sample, uniform
 from molt.kv import map_file
-from molt.kv.evaluate import compare
+from molt.kv.evaluate import Yardstick, judge, yardstick
 from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.map_file import Binding, MapRefused, file_sha256
 from molt.kv.project import KVMap
@@ -144,8 +144,7 @@ class RealEngine:
         generation = self._generations[tenant]
         source, target = generation.rung, self._loaded[dest].resident
         text = generation.known[: generation.read + 1]
-        measured = self._measure_handoff and generation.cache.cells > 0
-        before = generation.cache.fork(spare=0) if measured else None
+        by = self._yardstick(source, target, generation.cache, text) if self._measure_handoff else None
         match route:
             case RouteKind.CARRY:
                 carried = carry(generation.cache, target, text, capacity)
@@ -155,9 +154,7 @@ class RealEngine:
             case RouteKind.REREAD:
                 raise AssertionError("a re-read is a shed to 0 and reads")
         generation.rung, generation.cache = dest, carried
-        if before is None:
-            return None
-        return compare(self._reference(source), target, before, carried, text).handoff()
+        return None if by is None else judge(target, carried, by).handoff()
 
     def park(self, tenant: str) -> int:
         """Trim the cache to the cells it holds; returns the bytes freed."""
@@ -251,6 +248,14 @@ class RealEngine:
             dest_sha256=weights_sha256(self._rungs[dest].folder),
             tokenizer_sha256=file_sha256(self._spec.tokenizer),
         )
+
+    def _yardstick(
+        self, source: str, dest: Resident, cache: PreallocatedCache, text: list[int]
+    ) -> Yardstick | None:
+        """What to judge a switch by; nothing if the cache is empty or the text fills the destination."""
+        if cache.cells == 0 or len(text) >= dest.max_positions:
+            return None
+        return yardstick(self._reference(source), dest, cache, text)
 
     def _reference(self, rung: str) -> Resident:
         """A rung for measurements only, whether or not it is resident for the generations."""

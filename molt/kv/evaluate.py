@@ -25,9 +25,8 @@ from molt.kv.state import KVState
 
 CONTINUATION_TOKENS = 32
 
-GAP_NLL_MIN = 0.05
-"""Nats per token: where history helps the destination less than this, ``recovered_context`` divides by this
-instead, since a share of nearly nothing is noise."""
+WORTH_NLL_MIN = 0.05
+"""Nats per token that history must be worth before a share of it, by likelihood, means anything."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +37,21 @@ class Continuation:
 
     ids: tuple[int, ...]
     log_probs: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Yardstick:
+    """One text at one point: what the source says next, and what the destination thinks of it by itself.
+
+    ``native`` and ``nothing`` are log-probabilities (n, vocabulary) of the destination with its own cache and
+    with none; ``last`` is the token at ``position`` that is fed first.
+    """
+
+    last: int
+    position: int
+    continuation: Continuation
+    native: Tensor
+    nothing: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +78,16 @@ class Comparison:
 
     @property
     def recovered_context(self) -> float:
-        """Share of what history is worth to the destination that the carried cache keeps; may be negative."""
-        gap = max(self.nothing.nll - self.native.nll, GAP_NLL_MIN)
-        return 1.0 - (self.carried.nll - self.native.nll) / gap
+        """Share of what history is worth to the destination that the carried cache keeps.
+
+        1 for the destination's own cache, 0 for no history, negative for a cache that is worse than none. By
+        negative log-likelihood of the continuation; where history is worth too little to divide by, by
+        divergence from the destination's own cache.
+        """
+        worth = self.nothing.nll - self.native.nll
+        if worth >= WORTH_NLL_MIN:
+            return (self.nothing.nll - self.carried.nll) / worth
+        return 1.0 - self.carried.kl / self.nothing.kl if self.nothing.kl > 0.0 else 1.0
 
     def handoff(self) -> Handoff:
         """The figures that the log keeps."""
@@ -102,26 +123,35 @@ def teacher_force(
     return log_probabilities(dest.step(cache.fork(spare=len(fed)), fed, position))
 
 
-def compare(
+def yardstick(
     source: Resident,
     dest: Resident,
     source_cache: PreallocatedCache,
-    carried: PreallocatedCache,
     known: Sequence[int],
     count: int = CONTINUATION_TOKENS,
-) -> Comparison:
-    """Judge ``carried``, a cache of ``dest`` made from ``source_cache``, after the text ``known``.
+) -> Yardstick:
+    """What a switch from ``source_cache`` to ``dest`` is judged by, after the text ``known``.
 
-    Both caches hold cells of ``known[:-1]`` and the same ones; the last token is the next to be fed. The
-    continuation is shorter than ``count`` where either rung runs out of positions.
+    The cache holds cells of ``known[:-1]``; the last token is the next to be fed. The continuation is shorter
+    than ``count`` where either rung runs out of positions.
     """
     last, position = known[-1], len(known) - 1
     count = min(count, source.max_positions - position, dest.max_positions - position)
     continuation = continue_greedily(source, source_cache, last, position, count)
-    native = own_cache(dest, known[:-1], source_cache.positions)
-    nothing = PreallocatedCache(dest.layout, 0)
-    rows = [teacher_force(dest, cache, last, position, continuation) for cache in (carried, native, nothing)]
-    return Comparison(*(score(row, rows[1], continuation) for row in rows))
+    own = own_cache(dest, known[:-1], source_cache.positions)
+    native, nothing = (
+        teacher_force(dest, cache, last, position, continuation)
+        for cache in (own, PreallocatedCache(dest.layout, 0))
+    )
+    return Yardstick(last, position, continuation, native, nothing)
+
+
+def judge(dest: Resident, carried: PreallocatedCache, by: Yardstick) -> Comparison:
+    """Judge a cache of ``dest`` that holds the same cells as the one the yardstick was made from."""
+    log_probs = teacher_force(dest, carried, by.last, by.position, by.continuation)
+    return Comparison(
+        *(score(rows, by.native, by.continuation) for rows in (log_probs, by.native, by.nothing))
+    )
 
 
 def score(log_probs: Tensor, native: Tensor, continuation: Continuation) -> Score:

@@ -10,12 +10,13 @@ import torch
 from molt.kv.evaluate import (
     Comparison,
     Score,
-    compare,
     continue_greedily,
     js_divergence,
+    judge,
     kl_divergence,
     own_cache,
     teacher_force,
+    yardstick,
     zero_cache,
 )
 from molt.kv.hf_cache import PreallocatedCache
@@ -65,7 +66,7 @@ def test_the_destinations_own_cache_scores_perfectly(
     large: Resident, small: Resident, ids: list[int]
 ) -> None:
     source, own = large.read_afresh(ids[:-1]), small.read_afresh(ids[:-1])
-    result = compare(large, small, source, own, ids, count=8)
+    result = judge(small, own, yardstick(large, small, source, ids, count=8))
     assert result.carried == result.native
     assert result.carried.kl == 0.0
     assert result.carried.top1 == 1.0
@@ -79,10 +80,12 @@ def test_no_history_recovers_nothing_and_controls_diverge(
 ) -> None:
     source = large.read_afresh(ids[:-1])
     nothing = PreallocatedCache(small.layout, 0)
-    assert compare(large, small, source, nothing, ids, count=8).nothing.kl > 0.01
-    assert compare(large, small, source, nothing, ids, count=8).carried.kl > 0.01
+    by = yardstick(large, small, source, ids, count=8)
+    without = judge(small, nothing, by)
+    assert without.carried == without.nothing
+    assert without.recovered_context == 0.0
     for control in (zero_cache(small, source.positions), own_cache(small, ids[:0:-1], source.positions)):
-        assert compare(large, small, source, control, ids, count=8).carried.kl > 0.01
+        assert judge(small, control, by).carried.kl > 0.01
 
 
 def test_after_a_shed_the_reference_holds_the_same_cells(
@@ -91,29 +94,31 @@ def test_after_a_shed_the_reference_holds_the_same_cells(
     source, own = large.read_afresh(ids[:-1]), small.read_afresh(ids[:-1])
     source.shed(12, sinks=4)
     own.shed(12, sinks=4)
-    assert compare(large, small, source, own, ids, count=4).carried.kl == pytest.approx(0.0, abs=1e-9)
+    assert judge(small, own, yardstick(large, small, source, ids, count=4)).carried.kl == pytest.approx(
+        0.0, abs=1e-9
+    )
 
 
 def test_near_the_end_of_the_positions_the_continuation_is_shorter(large: Resident, small: Resident) -> None:
     ids = torch.randint(0, 97, (250,), generator=torch.Generator().manual_seed(1)).tolist()
-    result = compare(large, small, large.read_afresh(ids[:-1]), small.read_afresh(ids[:-1]), ids)
-    assert result.carried.kl == 0.0
+    by = yardstick(large, small, large.read_afresh(ids[:-1]), ids)
+    assert len(by.continuation.ids) == 256 - 249
+    assert judge(small, small.read_afresh(ids[:-1]), by).carried.kl == 0.0
 
 
-def score_with(nll: float) -> Score:
-    return Score(kl=0.0, jsd=0.0, nll=nll, top1=1.0)
+def score_with(nll: float, kl: float = 0.0) -> Score:
+    return Score(kl=kl, jsd=0.0, nll=nll, top1=1.0)
 
 
 @pytest.mark.parametrize(
-    ("carried", "native", "nothing", "recovered"),
-    [
-        (2.0, 2.0, 3.0, 1.0),
-        (3.0, 2.0, 3.0, 0.0),
-        (2.25, 2.0, 3.0, 0.75),
-        (4.0, 2.0, 3.0, -1.0),
-        (2.01, 2.0, 2.0, 0.8),
-    ],
+    ("carried", "recovered"), [(2.0, 1.0), (3.0, 0.0), (2.25, 0.75), (4.0, -1.0), (1.75, 1.25)]
 )
-def test_recovered_context(carried: float, native: float, nothing: float, recovered: float) -> None:
-    comparison = Comparison(score_with(carried), score_with(native), score_with(nothing))
+def test_recovered_context_is_a_share_of_the_likelihood(carried: float, recovered: float) -> None:
+    comparison = Comparison(score_with(carried), score_with(2.0), score_with(3.0))
+    assert comparison.recovered_context == pytest.approx(recovered)
+
+
+@pytest.mark.parametrize(("kl", "recovered"), [(0.0, 1.0), (0.5, 0.0), (0.125, 0.75), (1.0, -1.0)])
+def test_where_history_is_worth_nothing_the_share_is_of_the_divergence(kl: float, recovered: float) -> None:
+    comparison = Comparison(score_with(9.0, kl), score_with(2.0), score_with(1.9, 0.5))
     assert comparison.recovered_context == pytest.approx(recovered)

@@ -1,0 +1,131 @@
+"""The shipped maps on the shipped rungs, on documents nobody trained or fitted on, beside the controls they
+must beat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from statistics import mean
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+import molt.kv  # noqa: F401
+from molt.kv import map_file
+from molt.kv.evaluate import Comparison, Yardstick, judge, own_cache, yardstick, zero_cache
+from molt.kv.fit import resident
+from molt.kv.hf_cache import PreallocatedCache
+from molt.kv.map_file import Binding, file_sha256
+from molt.kv.project import KVMap
+from molt.kv.resident import Resident
+from molt.kv.rope import Rope
+from molt.kv.transplant import carry, transplant
+from molt.models.ladder_file import LadderSpec, resolve
+from molt.models.pico.corpus import shipped_documents
+from molt.models.weights_file import weights_sha256
+
+CONTEXT_TOKENS = 256
+DOCUMENTS = 4
+PAIRS = [("tier0", "tier1"), ("tier1", "tier0"), ("tier0", "tier2")]
+
+
+@cache
+def ladder() -> LadderSpec:
+    return resolve("pico")
+
+
+@cache
+def rung(name: str) -> Resident:
+    return resident(ladder(), ladder().rung(name))
+
+
+@cache
+def texts() -> list[list[int]]:
+    """The first tokens of the first long enough held-out documents, and one more for the control."""
+    tokenizer = Tokenizer.from_file(str(ladder().tokenizer))
+    encoded = (tokenizer.encode(text).ids[: CONTEXT_TOKENS + 1] for _, text in shipped_documents())
+    return [ids for ids in encoded if len(ids) == CONTEXT_TOKENS + 1][: DOCUMENTS + 1]
+
+
+@cache
+def kv_map(source: str, dest: str) -> KVMap:
+    spec, pair = ladder(), (ladder().rung(source), ladder().rung(dest))
+    path = spec.maps.get((pair[0].weights, pair[1].weights))
+    if path is None:
+        pytest.skip("pico ships no maps yet")
+    hashes = [weights_sha256(one.folder) for one in pair]
+    return map_file.load(
+        path, Binding(rung(source).layout, rung(dest).layout, *hashes, file_sha256(spec.tokenizer))
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One document at the point of the switch."""
+
+    known: list[int]
+    other: list[int]
+    cache: PreallocatedCache
+    by: Yardstick
+
+
+@cache
+def cases(source: str, dest: str) -> list[Case]:
+    made = []
+    for known, other in zip(texts(), texts()[1:], strict=False):
+        source_cache = rung(source).read_afresh(known[:-1])
+        made.append(
+            Case(known, other, source_cache, yardstick(rung(source), rung(dest), source_cache, known))
+        )
+    return made
+
+
+def judged(source: str, dest: str, make: Callable[[Case], PreallocatedCache]) -> list[Comparison]:
+    return [judge(rung(dest), make(case), case.by) for case in cases(source, dest)]
+
+
+@cache
+def kl(source: str, dest: str, which: str) -> float:
+    """Mean KL to the destination's own cache, nats."""
+    start, end = rung(source), rung(dest)
+    flat = Rope(torch.zeros_like(end.rope.inv_freq), 1.0)  # turns nothing
+    makers: dict[str, Callable[[Case], PreallocatedCache]] = {
+        "map": lambda case: transplant(
+            case.cache, start.rope, kv_map(source, dest), end, case.known, CONTEXT_TOKENS
+        ),
+        "no rope sandwich": lambda case: transplant(
+            case.cache,
+            Rope(torch.zeros_like(start.rope.inv_freq), 1.0),
+            kv_map(source, dest),
+            replace(end, rope=flat),
+            case.known,
+            CONTEXT_TOKENS,
+        ),
+        "no history": lambda case: PreallocatedCache(end.layout, 0),
+        "zero cache": lambda case: zero_cache(end, case.cache.positions),
+        "another document": lambda case: own_cache(end, case.other[:-1], case.cache.positions),
+        "carry": lambda case: carry(case.cache.fork(spare=0), end, case.known, CONTEXT_TOKENS),
+    }
+    return mean(comparison.carried.kl for comparison in judged(source, dest, makers[which]))
+
+
+@pytest.mark.parametrize(("source", "dest"), PAIRS)
+@pytest.mark.parametrize("control", ["no history", "zero cache", "another document", "no rope sandwich"])
+def test_the_map_is_far_nearer_to_the_own_cache_than_any_control(
+    source: str, dest: str, control: str
+) -> None:
+    assert kl(source, dest, "map") < 0.5 * kl(source, dest, control)
+
+
+@pytest.mark.parametrize(("source", "dest"), PAIRS)
+def test_controls_differ_so_the_metric_measures_something(source: str, dest: str) -> None:
+    for control in ("no history", "zero cache", "another document"):
+        assert kl(source, dest, control) > 0.05
+
+
+@pytest.mark.parametrize(("source", "dest"), [("tier1", "tier2"), ("tier2", "tier1")])
+def test_a_cache_carried_to_another_precision_is_almost_its_own(source: str, dest: str) -> None:
+    assert kl(source, dest, "carry") < 0.01
