@@ -6,7 +6,7 @@ SCENARIO ?= scenarios/three_tenants.yaml
 
 export OMP_WAIT_POLICY := passive
 
-.PHONY: install sim test check night report clean
+.PHONY: install sim test check night report publish clean
 
 install: $(VENV)/.installed
 
@@ -32,6 +32,13 @@ night: install
 report: install
 	@test -n "$(RUN)" || { echo "say which run: make report RUN=runs/<folder>" >&2; exit 2; }
 	$(BIN)/molt report $(RUN)
+
+publish: install
+	rm -rf build/published
+	for name in spike_mid_answer three_tenants; do \
+		$(BIN)/python -m sim.run scenarios/$$name.yaml --out build/published/$$name || exit 1; \
+	done
+	$(BIN)/python -m reports.publish build/published/*
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

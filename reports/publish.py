@@ -1,0 +1,87 @@
+"""Publishes a run: its pages go to ``reports/published``, its main numbers into the README.
+
+``python -m reports.publish RUN`` after ``python -m sim.run scenarios/NAME.yaml --out RUN``. Nothing is typed: the pages
+are the run's own, with the command before them, and the table of the README is made from the published summary (a test
+compares the two).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from reports.table import rows
+
+PUBLISHED = Path(__file__).resolve().parent / "published"
+README = PUBLISHED.parent.parent / "README.md"
+README_ROWS = (
+    "killed by the OS",
+    "answers finished",
+    "tokens lost",
+    "tokens read again",
+    "longest pause, foreground",
+    "over budget, max",
+    "handoff KL, nats",
+    "recovered context",
+)
+
+
+def publish(run: Path, published: Path = PUBLISHED) -> str:
+    """Copy the pages of a run folder; returns the scenario's name."""
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    name = summary["scenario"]
+    published.mkdir(exist_ok=True)
+    shutil.copyfile(run / "summary.json", published / f"{name}.json")
+    shutil.copyfile(run / "report.html", published / f"{name}.html")
+    preface = f"Made by `{command(name)}`; the page with pictures is [{name}.html]({name}.html).\n\n"
+    page = (run / "report.md").read_text(encoding="utf-8")
+    title, rest = page.split("\n\n", 1)
+    (published / f"{name}.md").write_text(f"{title}\n\n{preface}{rest}", encoding="utf-8", newline="\n")
+    return name
+
+
+def command(name: str) -> str:
+    """The command that makes the run of a scenario."""
+    return f"python -m sim.run scenarios/{name}.yaml"
+
+
+def readme_table(summary: Mapping[str, Any]) -> str:
+    """The rows of the README as a Markdown table, one column a policy."""
+    policies = list(summary["policies"])
+    shown = [row for row in rows(summary) if row.label in README_ROWS or row.label.startswith("tokens on ")]
+    lines = [
+        f"| | {' | '.join(policies)} |",
+        "|---|" + "---:|" * len(policies),
+        *(f"| {row.label} | {' | '.join(cell.text for cell in row.cells)} |" for row in shown),
+    ]
+    return "\n".join(lines)
+
+
+def with_tables(readme: str, published: Path = PUBLISHED) -> str:
+    """The README with every table between ``<!-- published: NAME -->`` and ``<!-- end -->`` made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        summary = json.loads((published / f"{match[1]}.json").read_text(encoding="utf-8"))
+        return f"<!-- published: {match[1]} -->\n{readme_table(summary)}\n<!-- end -->"
+
+    return re.sub(r"<!-- published: (\w+) -->\n.*?<!-- end -->", fill, readme, flags=re.DOTALL)
+
+
+def main(arguments: list[str]) -> int:
+    """Publish the run folders given."""
+    if not arguments:
+        print("usage: python -m reports.publish RUN ...", file=sys.stderr)
+        return 2
+    for run in arguments:
+        print(f"{publish(Path(run))}: published", file=sys.stderr)
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
