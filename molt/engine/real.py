@@ -244,6 +244,7 @@ class RealEngine:
         return Binding(
             source=self._spec.ladder.rung(source).kv,
             dest=self._spec.ladder.rung(dest).kv,
+            dest_hidden=self._rungs[dest].shape.hidden,
             source_sha256=weights_sha256(self._rungs[source].folder),
             dest_sha256=weights_sha256(self._rungs[dest].folder),
             tokenizer_sha256=file_sha256(self._spec.tokenizer),

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from molt.errors import InputError
 from molt.kv.features import to_rows
+from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.resident import Resident
 from molt.kv.ridge import Statistics
-from molt.kv.transplant import NATIVE_TOKENS
+from molt.kv.transplant import Islands
 
 WINDOW_TOKENS = 384
 WINDOW_TOKENS_MIN = 32
@@ -71,18 +72,25 @@ def windows(
 
 
 @torch.inference_mode()
-def rows_of(models: Sequence[Resident], ids: Sequence[int]) -> Tensor:
-    """One row (w,) per token with the content of every model's cell side by side, (t, w) float32.
+def rows_of(models: Sequence[Resident], ids: Sequence[int], native_layers: int) -> Tensor:
+    """One row per token with every model side by side, (t, w) float32: content of its cell, input of a layer.
 
-    The first tokens are left out: they are outliers, and a transplant never maps them.
+    That layer is the first one that a map would have to give. The first tokens are left out: they are
+    outliers, and a transplant never maps them.
     """
-    sides = [to_rows(model.read_afresh(ids).export(NATIVE_TOKENS), model.rope) for model in models]
+    skipped = Islands().first
+    sides = []
+    for model in models:
+        below = PreallocatedCache(model.layout, len(ids))
+        inputs = model.read_below(below, ids, range(len(ids)), native_layers)  # (T, hidden)
+        sides += [to_rows(model.read_afresh(ids).export(skipped), model.rope), inputs[skipped:]]
     return torch.cat(sides, dim=1)
 
 
 @torch.inference_mode()
 def collect(
     models: Sequence[Resident],
+    native_layers: int,
     texts: Iterable[Sequence[int]],
     rows_max: int,
     progress: Callable[[int], None] = lambda rows: None,
@@ -93,7 +101,7 @@ def collect(
     """
     statistics: Statistics | None = None
     for ids in texts:
-        rows = rows_of(models, ids)
+        rows = rows_of(models, ids, native_layers)
         if statistics is None:
             statistics = Statistics(origin=rows.mean(0))
         statistics.add(rows)

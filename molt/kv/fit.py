@@ -19,6 +19,7 @@ from itertools import accumulate, permutations
 from pathlib import Path
 from typing import Annotated, cast
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -43,17 +44,20 @@ from molt.models.weights_file import weights_sha256
 
 ROWS = 120_000
 HELDOUT_ROWS = 12_000
-RIDGE = 1e-3
+RIDGE = 1e-5
 """Penalty relative to the mean variance of the features."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to fit: most rows to read, source layers per destination layer (``None``: all), penalty."""
+    """How to fit: most rows to read, source layers per destination layer (``None``: all), layers that the
+    destination runs itself, penalty.
+    """
 
     rows: int = ROWS
     heldout_rows: int = HELDOUT_ROWS
     sources: int | None = None
+    native_layers: int = 0
     ridge: float = RIDGE
 
 
@@ -82,19 +86,22 @@ def fit_ladder(
     names = tuple(dict.fromkeys(rung.weights for rung in spec.rungs))
     if len(names) < 2:
         raise InputError(f"{spec.path}: all rungs have the same weights; there is no map to fit")
+    fewest = min(spec.ladder.rung(name).kv.layers for name in names)
+    if options.native_layers >= fewest:
+        raise InputError(
+            f"{spec.path}: {options.native_layers} native layers, but a rung has only {fewest} in all"
+        )
     corpus = corpus or pico_corpus()
     models = tuple(resident(spec, spec.rung(name)) for name in names)
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
     fit, heldout = (
-        collect(models, windows(documents, tokenizer), rows, partial(progress, phase))
+        collect(models, options.native_layers, windows(documents, tokenizer), rows, partial(progress, phase))
         for phase, documents, rows in (
             ("fit", corpus.fit, options.rows),
             ("held out", corpus.heldout, options.heldout_rows),
         )
     )
-    firsts = accumulate(
-        (model.layout.layers * columns_per_layer(model.layout) for model in models[:-1]), initial=0
-    )
+    firsts = accumulate((_cache_columns(model) + model.hidden for model in models[:-1]), initial=0)
     sides = [
         _Side(name, model, first, weights_sha256(spec.rung(name).folder))
         for name, model, first in zip(names, models, firsts, strict=True)
@@ -132,8 +139,14 @@ class _Side:
     first: int
     sha256: str
 
-    def columns(self, layers: tuple[int, ...]) -> Tensor:
+    def layers(self, layers: tuple[int, ...]) -> Tensor:
+        """Columns of K and V of some layers."""
         return self.first + layer_columns(layers, self.model.layout)
+
+    @property
+    def inputs(self) -> Tensor:
+        """Columns of the input of the first mapped layer."""
+        return self.first + _cache_columns(self.model) + torch.arange(self.model.hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,40 +160,57 @@ class _Sums:
 
 
 def _fit_pair(source: _Side, dest: _Side, sums: _Sums, options: Options, out: Path) -> Fitted:
-    source_layers, dest_layers = source.model.layout.layers, dest.model.layout.layers
-    count = min(options.sources or source_layers, source_layers)
-    layers: list[LayerMap] = []
-    residuals: list[tuple[float, float]] = []
-    for number in range(dest_layers):
-        chosen = nearest_layers(number, dest_layers, source_layers, count)
-        features, targets = source.columns(chosen), dest.columns((number,))
-        weight, bias = solve(sums.fit, features, targets, options.ridge)
-        weight, bias = weight.half().float(), bias.float()  # what is stored is what is judged
-        layers.append(LayerMap(chosen, weight, bias))
-        half = len(targets) // 2
-        k, v = (
-            unexplained(sums.heldout, features, targets[part], weight[:, part], bias[part])
-            for part in (slice(0, half), slice(half, None))
-        )
-        residuals.append((k, v))
+    numbers = range(options.native_layers, dest.model.layout.layers)
+    fitted = [_fit_layer(source, dest, number, sums, options) for number in numbers]
+    layers = tuple(layer for layer, _, _ in fitted)
     card = MapCard(
         source=source.name,
         dest=dest.name,
         source_sha256=source.sha256,
         dest_sha256=dest.sha256,
         tokenizer_sha256=sums.tokenizer_sha256,
+        hidden=dest.model.hidden,
+        native_layers=options.native_layers,
         sources=tuple(layer.sources for layer in layers),
         ridge=options.ridge,
         rows=sums.fit.rows,
-        features_per_row=count * columns_per_layer(source.model.layout) / sums.fit.rows,
-        residual_k=tuple(k for k, _ in residuals),
-        residual_v=tuple(v for _, v in residuals),
+        features_per_row=max(len(layer.weight) for layer in layers) / sums.fit.rows,
+        residual_k=tuple(k for _, k, _ in fitted),
+        residual_v=tuple(v for _, _, v in fitted),
         heldout_rows=sums.heldout.rows,
         calibration=sums.calibration,
     )
     path = out / map_file.file_name(source.name, dest.name)
-    map_file.save(path, KVMap(source.model.layout, dest.model.layout, tuple(layers)), card)
+    kv_map = KVMap(source.model.layout, dest.model.layout, dest.model.hidden, options.native_layers, layers)
+    map_file.save(path, kv_map, card)
     return Fitted(path, map_file.read_card(path))
+
+
+def _fit_layer(
+    source: _Side, dest: _Side, number: int, sums: _Sums, options: Options
+) -> tuple[LayerMap, float, float]:
+    """The map of one destination layer, and what it leaves unexplained of K and of V."""
+    chosen = _sources(source.model, dest.model, number, options)
+    features, targets = torch.cat((source.layers(chosen), dest.inputs)), dest.layers((number,))
+    weight, bias = solve(sums.fit, features, targets, options.ridge)
+    weight, bias = weight.half().float(), bias.float()  # what is stored is what is judged
+    keys, values = (
+        unexplained(sums.heldout, features, targets[half], weight[:, half], bias[half])
+        for half in (slice(0, len(targets) // 2), slice(len(targets) // 2, None))
+    )
+    return LayerMap(chosen, weight, bias), keys, values
+
+
+def _sources(source: Resident, dest: Resident, number: int, options: Options) -> tuple[int, ...]:
+    """Source layers for a destination layer. The first mapped one needs none: it is linear in its own input."""
+    if number == options.native_layers:
+        return ()
+    count = source.layout.layers if options.sources is None else options.sources
+    return nearest_layers(number, dest.layout.layers, source.layout.layers, count)
+
+
+def _cache_columns(model: Resident) -> int:
+    return model.layout.layers * columns_per_layer(model.layout)
 
 
 # ------------------------------------------------------------------------------------------------------ command
@@ -192,7 +222,7 @@ def table(fitted: Fitted) -> str:
     rows = [
         (number, _span(sources), f"{k:.3f}", f"{v:.3f}")
         for number, (sources, k, v) in enumerate(
-            zip(card.sources, card.residual_k, card.residual_v, strict=True)
+            zip(card.sources, card.residual_k, card.residual_v, strict=True), start=card.native_layers
         )
     ]
     title = f"{card.source} -> {card.dest}: {card.rows} rows, p/n {card.features_per_row:.3f}, ridge {card.ridge:g}"
@@ -201,7 +231,7 @@ def table(fitted: Fitted) -> str:
 
 
 def _span(layers: tuple[int, ...]) -> str:
-    return f"{layers[0]}-{layers[-1]}"
+    return f"{layers[0]}-{layers[-1]}" if layers else "none: exact"
 
 
 def command(
@@ -214,6 +244,7 @@ def command(
     sources: Annotated[
         int | None, typer.Option(min=1, help="Source layers per destination layer; default: all.")
     ] = None,
+    native_layers: Annotated[int, typer.Option(min=0, help="Layers that the destination runs itself.")] = 0,
     ridge: Annotated[float, typer.Option(min=0.0, help="Penalty, relative to the mean variance.")] = RIDGE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the maps' cards as JSON.")] = False,
 ) -> None:
@@ -221,7 +252,7 @@ def command(
     if documents is not None and not documents.is_dir():
         raise InputError(f"{documents}: no such folder")
     corpus = None if documents is None else folder_corpus(documents)
-    options = Options(rows=rows, sources=sources, ridge=ridge)
+    options = Options(rows=rows, sources=sources, native_layers=native_layers, ridge=ridge)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as bars:
         tasks = {

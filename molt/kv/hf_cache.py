@@ -16,6 +16,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -65,13 +66,19 @@ class PreallocatedCache(Cache):
         return KVState(keys, values, torch.tensor(self.positions[cells], dtype=torch.int64))
 
     @torch.inference_mode()
-    def append(self, state: KVState) -> None:
-        """Write the cells of a state behind those held; its positions must come after theirs."""
+    def append(self, state: KVState, first_layer: int = 0) -> None:
+        """Write the cells of a state behind those held; its positions must come after theirs.
+
+        A state of the layers from ``first_layer`` on completes what ``read_below`` put into the layers
+        before.
+        """
         first, end = self.cells, self.cells + state.cells
         assert end <= self.capacity, f"{end} cells do not fit into {self.capacity}"
-        for layer in range(self.layout.layers):
-            self._keys[layer][0, :, first:end].copy_(state.keys[layer])
-            self._values[layer][0, :, first:end].copy_(state.values[layer])
+        for layer, keys, values in zip(
+            range(first_layer, self.layout.layers), state.keys, state.values, strict=True
+        ):
+            self._keys[layer][0, :, first:end].copy_(keys)
+            self._values[layer][0, :, first:end].copy_(values)
         self._commit(state.positions.tolist())
 
     def resize(self, capacity: int) -> int:
@@ -156,6 +163,29 @@ def read(
 ) -> None:
     """Read known tokens into the cache, without computing any logits."""
     _forward(model.base_model, cache, ids, positions)
+    cache._commit(positions)
+
+
+@torch.inference_mode()
+def read_below(
+    model: PreTrainedModel,
+    cache: PreallocatedCache,
+    ids: Sequence[int],
+    positions: Sequence[int],
+    layers: int,
+) -> Tensor:
+    """Run tokens through the first ``layers`` layers only; returns what the next one reads, (t, hidden)
+    float32.
+
+    That is the residual stream after those layers, normalised: K and V of the next layer are linear in it.
+    The K and V of the layers that ran are in the cache, but its cells are not complete before ``append`` adds
+    the other layers.
+    """
+    base: Any = model.base_model
+    below = copy.copy(base)
+    below._modules = dict(base._modules)
+    below.layers, below.norm = base.layers[:layers], base.layers[layers].input_layernorm
+    return _forward(below, cache, ids, positions).last_hidden_state[0].float()
 
 
 @torch.inference_mode()
@@ -170,6 +200,7 @@ def step(
     them.
     """
     outputs = _forward(model, cache, ids, positions, logits_to_keep=keep)
+    cache._commit(positions)
     return outputs.logits[0].float()
 
 
@@ -182,7 +213,7 @@ def _forward(
 ) -> Any:
     assert len(ids) == len(positions), f"{len(ids)} tokens at {len(positions)} positions"
     assert cache.cells + len(ids) <= cache.capacity, f"{cache.cells}+{len(ids)} cells exceed {cache.capacity}"
-    outputs = module(
+    return module(
         input_ids=torch.tensor([ids]),
         position_ids=torch.tensor([positions]),
         attention_mask=_mask(len(ids), cache.cells),
@@ -190,8 +221,6 @@ def _forward(
         **{_cache_argument(type(module).forward): cache},
         **options,
     )
-    cache._commit(positions)
-    return outputs
 
 
 def _mask(tokens: int, cached: int) -> Tensor | None:

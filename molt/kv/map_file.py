@@ -1,10 +1,9 @@
 """A learned map on disk: one safetensors file per directed pair, bound to the two models and the tokenizer by
 hash.
 
-Weights are stored in half precision and used in single (see ``MODEL_CARD`` of the maps for what that costs).
-All metadata is one JSON string under one key, because safetensors writes several keys in no fixed order and
-the same fit must give the same file. ``digest`` covers the tensors and the card, so a file that was altered
-or mixed up is refused.
+Weights are stored in half precision and used in single. All metadata is one JSON string under one key,
+because safetensors writes several keys in no fixed order and the same fit must give the same file. ``digest``
+covers the tensors and the card, so a file that was altered or mixed up is refused.
 """
 
 from __future__ import annotations
@@ -34,13 +33,19 @@ class MapRefused(InputError):
 
 @dataclass(frozen=True, slots=True)
 class MapCard:
-    """What a map is, what it was fitted on and how well; ``residual_*`` are 1 - R^2 on held-out documents."""
+    """What a map is, what it was fitted on and how well.
+
+    ``features_per_row`` is p/n of the layer with most features; ``residual_k`` and ``residual_v`` are 1 - R^2
+    on held-out documents, one for each of ``sources``, the mapped layers.
+    """
 
     source: str
     dest: str
     source_sha256: str
     dest_sha256: str
     tokenizer_sha256: str
+    hidden: int
+    native_layers: int
     sources: tuple[tuple[int, ...], ...]
     ridge: float
     rows: int
@@ -58,6 +63,7 @@ class Binding:
 
     source: KVLayout
     dest: KVLayout
+    dest_hidden: int
     source_sha256: str
     dest_sha256: str
     tokenizer_sha256: str
@@ -77,7 +83,7 @@ def file_sha256(path: Path) -> str:
 def save(path: Path, kv_map: KVMap, card: MapCard) -> None:
     """Write a map; the same map and card give the same bytes."""
     tensors = {}
-    for number, layer in enumerate(kv_map.layers):
+    for number, layer in enumerate(kv_map.layers, start=kv_map.native_layers):
         tensors[f"{number}.weight"] = layer.weight.half().contiguous()
         tensors[f"{number}.bias"] = layer.bias.contiguous()
     card = replace(card, digest=_digest(tensors, card))
@@ -113,9 +119,9 @@ def load(path: Path, binding: Binding) -> KVMap:
     try:
         layers = tuple(
             LayerMap(sources, tensors[f"{number}.weight"].float(), tensors[f"{number}.bias"].float())
-            for number, sources in enumerate(card.sources)
+            for number, sources in enumerate(card.sources, start=card.native_layers)
         )
-        kv_map = KVMap(binding.source, binding.dest, layers)
+        kv_map = KVMap(binding.source, binding.dest, binding.dest_hidden, card.native_layers, layers)
         kv_map.check()
     except (KeyError, ValueError) as error:
         raise MapRefused(f"{path}: {error}") from error

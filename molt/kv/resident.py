@@ -29,6 +29,11 @@ class Resident:
     max_positions: int
     vocabulary: int
 
+    @property
+    def hidden(self) -> int:
+        """Width of the residual stream."""
+        return int(self.model.config.hidden_size)
+
     def read(
         self, cache: PreallocatedCache, ids: Sequence[int], first: int, chunk: int = CHUNK_TOKENS
     ) -> None:
@@ -36,6 +41,16 @@ class Resident:
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
             hf_cache.read(self.model, cache, part, range(first + start, first + start + len(part)))
+
+    def read_below(
+        self, cache: PreallocatedCache, ids: Sequence[int], positions: Sequence[int], layers: int
+    ) -> Tensor:
+        """What layer ``layers`` reads of some tokens, (t, hidden); the layers before it fill their part of
+        the cache.
+
+        With 0 layers that is the token's own embedding, normalised, whatever the context.
+        """
+        return hf_cache.read_below(self.model, cache, ids, positions, layers)
 
     def step(self, cache: PreallocatedCache, ids: Sequence[int], first: int) -> Tensor:
         """Logits (len(ids), vocabulary) after each of some tokens at ``first``, ...; they enter the cache."""

@@ -1,10 +1,11 @@
 """Taking a cache from one rung to another.
 
 Three routes exist; two are here. *Carry* (same weights, other precision) takes the cache as it is. *Project*
-sends it through a learned map, except the first cells: those are the attention sinks, outliers that no linear
-map hits, and a projected cache without exact ones is worse than no history at all. The destination therefore
-reads the first tokens itself, which is exact because attention is causal. The last known token is native too,
-on every route: a decode step feeds it. The third route, reading everything again, needs no code here.
+sends it through a learned map, except for islands that the destination reads itself: the first tokens,
+because those are the attention sinks, outliers that no linear map hits, and a projected cache without exact
+ones is worse than no history at all (exact they are, because attention is causal); and the most recent ones.
+The last known token is native too, on every route: a decode step feeds it. The third route, reading
+everything again, needs no code here.
 
 Nothing is lost before it is replaced: the source cache is only read, and whatever is wrong raises
 ``SwitchError``.
@@ -13,7 +14,7 @@ Nothing is lost before it is replaced: the source cache is only read, and whatev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,8 +26,18 @@ from molt.kv.resident import Resident
 from molt.kv.rope import Rope
 from molt.kv.state import KVState
 
-NATIVE_TOKENS = 4
-"""First tokens that the destination reads itself; four cover the sinks of every model tried."""
+
+@dataclass(frozen=True, slots=True)
+class Islands:
+    """How many tokens at either end the destination reads itself: a dial from a pure map to a full re-read.
+
+    Four first tokens cover the sinks of every model tried. The last ones are what the next tokens lean on
+    most, and reading them on top of a mapped history also repairs some of what the map missed.
+    """
+
+    first: int = 4
+    last: int = 16
+
 
 CHUNK_CELLS = 256
 """Cells projected at a time: bounds the transient memory to a few chunks, whatever the length of the context.
@@ -62,7 +73,7 @@ def transplant(
     dest: Resident,
     known: Sequence[int],
     capacity: int,
-    native_tokens: int = NATIVE_TOKENS,
+    islands: Islands = Islands(),
 ) -> PreallocatedCache:
     """A cache of ``capacity`` cells for the destination, at the positions that ``source`` holds.
 
@@ -75,18 +86,32 @@ def transplant(
             f"the map takes {kv_map.source} to {kv_map.dest}, not {source.layout} to {dest.layout}"
         )
     carried = PreallocatedCache(dest.layout, capacity)
-    native = leading_cells(source.positions[:native_tokens])
-    dest.read(carried, known[:native], 0)
-    for first in range(native, source.cells, CHUNK_CELLS):
-        projected = project(kv_map, source.export(first, first + CHUNK_CELLS), source_rope, dest.rope)
-        _check_state(projected, dest.layout)
-        carried.append(projected)
+    head = leading_cells(source.positions[: islands.first])
+    dest.read(carried, known[:head], 0)
+    tail = source.cells - min(trailing_cells(source.positions), islands.last, source.cells - head)
+    for first in range(head, tail, CHUNK_CELLS):
+        state = source.export(first, min(first + CHUNK_CELLS, tail))
+        positions = state.positions.tolist()
+        inputs = dest.read_below(
+            carried, [known[position] for position in positions], positions, kv_map.native_layers
+        )
+        projected = project(kv_map, state, inputs, source_rope, dest.rope)
+        _check_state(projected, kv_map.mapped)
+        carried.append(projected, first_layer=kv_map.native_layers)
+    resume = source.positions[tail] if tail < source.cells else 0
+    dest.read(carried, known[resume : resume + source.cells - tail], resume)
     return carried
 
 
 def leading_cells(positions: Sequence[int]) -> int:
     """How many cells, from the first on, sit at positions 0, 1, 2, ... without a gap."""
     return next((cell for cell, position in enumerate(positions) if cell != position), len(positions))
+
+
+def trailing_cells(positions: Sequence[int]) -> int:
+    """How many cells, up to the last, sit at neighbouring positions without a gap."""
+    backwards = [positions[-1] - position for position in reversed(positions)]
+    return leading_cells(backwards)
 
 
 def _check(source: PreallocatedCache, dest: Resident, known: Sequence[int], capacity: int) -> None:

@@ -36,6 +36,7 @@ from tests.engine.test_real_detokenise import byte_tokenizer
 
 POSITIONS = 256
 CHUNK = 16
+HIDDEN = 32
 END = 256
 PROMPT = tuple(range(40, 70))
 LARGE, SMALL = KVLayout(3, 2, 8, 4), KVLayout(2, 1, 6, 4)
@@ -46,7 +47,7 @@ def save_random_model(folder: Path, layout: KVLayout, seed: int) -> int:
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=264,  # padded: the tokenizer has 257
-        hidden_size=32,
+        hidden_size=HIDDEN,
         intermediate_size=48,
         num_hidden_layers=layout.layers,
         num_attention_heads=4,
@@ -70,6 +71,8 @@ def save_map(path: Path, folders: tuple[Path, Path], tokenizer: Path, kv_map: KV
         source_sha256=weights_sha256(folders[0]),
         dest_sha256=weights_sha256(folders[1]),
         tokenizer_sha256=map_file.file_sha256(tokenizer),
+        hidden=HIDDEN,
+        native_layers=0,
         sources=tuple(layer.sources for layer in kv_map.layers),
         ridge=0.0,
         rows=1,
@@ -85,11 +88,14 @@ def save_map(path: Path, folders: tuple[Path, Path], tokenizer: Path, kv_map: KV
 def affine(source: KVLayout, dest: KVLayout, weight: Callable[[int, int], torch.Tensor]) -> KVMap:
     """Each destination layer from the source layer of the same number (the last one where there is none)."""
     shape = columns_per_layer(source), columns_per_layer(dest)
+    nothing = torch.zeros(HIDDEN, shape[1])
     layers = (
-        LayerMap((min(layer, source.layers - 1),), weight(*shape), torch.zeros(shape[1]))
+        LayerMap(
+            (min(layer, source.layers - 1),), torch.cat((weight(*shape), nothing)), torch.zeros(shape[1])
+        )
         for layer in range(dest.layers)
     )
-    return KVMap(source, dest, tuple(layers))
+    return KVMap(source, dest, HIDDEN, 0, tuple(layers))
 
 
 @pytest.fixture(scope="module", autouse=True)

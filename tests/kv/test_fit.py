@@ -70,18 +70,28 @@ def test_the_map_explains_what_it_was_not_fitted_on(ladder: Path, texts: Path, t
     for fitted in (down, up):
         assert fitted.card.rows >= 1500
         assert fitted.card.heldout_rows > 0
-        assert all(0.0 < share < 0.9 for share in (*fitted.card.residual_k, *fitted.card.residual_v))
-    assert len(down.card.residual_k) == 2
-    assert down.card.features_per_row == pytest.approx(3 * 32 / down.card.rows)
-    assert "K: 1 - R2" in table(down)
+        first, *others = zip(fitted.card.residual_k, fitted.card.residual_v, strict=True)
+        assert max(first) < 1e-4, "linear in the destination's own embedding"
+        assert all(0.0 < share < 0.9 for layer in others for share in layer)
+    assert down.card.features_per_row == pytest.approx((3 * 32 + 32) / down.card.rows)
+    assert "none: exact" in table(down)
 
 
 def test_more_source_layers_explain_more(ladder: Path, texts: Path, tmp_path: Path) -> None:
     corpus = folder_corpus(texts)
     one, _ = fit_ladder(str(ladder), tmp_path, corpus, Options(1500, 400, sources=1))
-    assert one.card.sources == ((0,), (2,))
+    assert one.card.sources == ((), (2,))
     every, _ = fit_ladder(str(ladder), tmp_path, corpus, OPTIONS)
     assert sum(every.card.residual_v) < sum(one.card.residual_v)
+
+
+def test_native_layers_leave_fewer_to_map(ladder: Path, texts: Path, tmp_path: Path) -> None:
+    corpus = folder_corpus(texts)
+    _, up = fit_ladder(str(ladder), tmp_path, corpus, Options(1500, 400, native_layers=1))
+    assert up.card.sources == ((), (0, 1))
+    assert max(up.card.residual_v[0], up.card.residual_k[0]) < 1e-4
+    with pytest.raises(InputError, match="2 native layers, but a rung has only 2"):
+        fit_ladder(str(ladder), tmp_path, corpus, Options(1500, 400, native_layers=2))
 
 
 def test_the_same_fit_writes_the_same_bytes(ladder: Path, texts: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from molt.kv.map_file import Binding, MapCard, MapRefused
 from molt.kv.project import KVMap, LayerMap
 
 SOURCE, DEST = KVLayout(3, 2, 8, 4), KVLayout(2, 1, 6, 4)
-BINDING = Binding(SOURCE, DEST, "a" * 64, "b" * 64, "c" * 64)
+HIDDEN = 5
+BINDING = Binding(SOURCE, DEST, HIDDEN, "a" * 64, "b" * 64, "c" * 64)
 
 
 def some_map() -> KVMap:
@@ -25,12 +26,12 @@ def some_map() -> KVMap:
     layers = tuple(
         LayerMap(
             sources,
-            torch.randn(32 * len(sources), 12, generator=generator),
+            torch.randn(32 * len(sources) + HIDDEN, 12, generator=generator),
             torch.randn(12, generator=generator),
         )
         for sources in ((0, 1), (2,))
     )
-    return KVMap(SOURCE, DEST, layers)
+    return KVMap(SOURCE, DEST, HIDDEN, 0, layers)
 
 
 def some_card(kv_map: KVMap) -> MapCard:
@@ -40,6 +41,8 @@ def some_card(kv_map: KVMap) -> MapCard:
         source_sha256=BINDING.source_sha256,
         dest_sha256=BINDING.dest_sha256,
         tokenizer_sha256=BINDING.tokenizer_sha256,
+        hidden=HIDDEN,
+        native_layers=0,
         sources=tuple(layer.sources for layer in kv_map.layers),
         ridge=0.001,
         rows=1000,

@@ -58,7 +58,10 @@ def kv_map(source: str, dest: str) -> KVMap:
         pytest.skip("pico ships no maps yet")
     hashes = [weights_sha256(one.folder) for one in pair]
     return map_file.load(
-        path, Binding(rung(source).layout, rung(dest).layout, *hashes, file_sha256(spec.tokenizer))
+        path,
+        Binding(
+            rung(source).layout, rung(dest).layout, rung(dest).hidden, *hashes, file_sha256(spec.tokenizer)
+        ),
     )
 
 

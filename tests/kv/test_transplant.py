@@ -13,50 +13,104 @@ from molt.kv.features import columns_per_layer
 from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.project import KVMap, LayerMap, project
 from molt.kv.resident import Resident
-from molt.kv.transplant import carry, transplant
+from molt.kv.transplant import Islands, carry, leading_cells, trailing_cells, transplant
 
 
-def oracle(rung: Resident) -> KVMap:
+def oracle(rung: Resident, native_layers: int = 0) -> KVMap:
     """The map from a rung to itself that changes nothing."""
     width = columns_per_layer(rung.layout)
+    weight = torch.cat((torch.eye(width), torch.zeros(rung.hidden, width)))
     layers = tuple(
-        LayerMap((layer,), torch.eye(width), torch.zeros(width)) for layer in range(rung.layout.layers)
+        LayerMap((layer,), weight, torch.zeros(width)) for layer in range(native_layers, rung.layout.layers)
     )
-    return KVMap(rung.layout, rung.layout, layers)
+    return KVMap(rung.layout, rung.layout, rung.hidden, native_layers, layers)
 
 
 def random_map(source: Resident, dest: Resident) -> KVMap:
     """A map of the right shapes that means nothing."""
     generator = torch.Generator().manual_seed(0)
-    shape = (source.layout.layers * columns_per_layer(source.layout), columns_per_layer(dest.layout))
+    width = columns_per_layer(dest.layout)
+    shape = (source.layout.layers * columns_per_layer(source.layout) + dest.hidden, width)
     every = tuple(range(source.layout.layers))
     layers = (
-        LayerMap(every, torch.randn(shape, generator=generator), torch.zeros(shape[1]))
+        LayerMap(every, torch.randn(shape, generator=generator), torch.zeros(width))
         for _ in range(dest.layout.layers)
     )
-    return KVMap(source.layout, dest.layout, tuple(layers))
+    return KVMap(source.layout, dest.layout, dest.hidden, 0, tuple(layers))
 
 
+NO_ISLANDS = Islands(first=0, last=0)
+
+
+@pytest.mark.parametrize("native_layers", [0, 1, 2])
+@pytest.mark.parametrize(
+    "islands", [NO_ISLANDS, Islands(4, 0), Islands(0, 5), Islands(4, 16), Islands(30, 30)]
+)
 def test_the_oracle_map_between_equal_rungs_gives_identical_logits(
-    any_rung: Resident, ids: list[int]
+    large: Resident, ids: list[int], islands: Islands, native_layers: int
 ) -> None:
+    source = large.read_afresh(ids[:-1], spare=1)
+    kv_map = oracle(large, native_layers)
+    carried = transplant(source, large.rope, kv_map, large, ids, capacity=len(ids), islands=islands)
+    assert_same_next_step(large, carried, source, ids)
+
+
+def test_the_oracle_map_works_for_every_architecture_and_rope(any_rung: Resident, ids: list[int]) -> None:
     source = any_rung.read_afresh(ids[:-1], spare=1)
     carried = transplant(source, any_rung.rope, oracle(any_rung), any_rung, ids, capacity=len(ids))
-    last = len(ids) - 1
-    got, expected = any_rung.step(carried, ids[-1:], last), any_rung.step(source, ids[-1:], last)
+    assert_same_next_step(any_rung, carried, source, ids)
+
+
+def assert_same_next_step(
+    rung: Resident, one: PreallocatedCache, other: PreallocatedCache, ids: list[int]
+) -> None:
+    got, expected = (rung.step(cache, ids[-1:], len(ids) - 1) for cache in (one, other))
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
     assert torch.equal(got.argmax(-1), expected.argmax(-1))
 
 
-def test_the_first_tokens_are_exactly_the_destinations_own(
+def test_islands_are_exactly_what_the_destination_reads(
     large: Resident, small: Resident, ids: list[int]
 ) -> None:
     source = large.read_afresh(ids)
-    carried = transplant(source, large.rope, random_map(large, small), small, ids, capacity=50).export()
-    native = small.read_afresh(ids[:4]).export()
-    assert torch.equal(carried.keys[:, :, :4], native.keys)
-    assert torch.equal(carried.values[:, :, :4], native.values)
-    assert not torch.equal(carried.values[:, :, 4:8], small.read_afresh(ids[:8]).export().values[:, :, 4:])
+    kv_map = random_map(large, small)
+    carried = transplant(source, large.rope, kv_map, small, ids, capacity=50, islands=Islands(4, 8))
+    state, native = carried.export(), small.read_afresh(ids[:4]).export()
+    assert torch.equal(state.keys[:, :, :4], native.keys)
+    assert torch.equal(state.values[:, :, :4], native.values)
+    without_tail = transplant(
+        source, large.rope, kv_map, small, ids, capacity=50, islands=Islands(4, 0)
+    ).export()
+    head = PreallocatedCache(small.layout, 40)
+    head.append(without_tail.select(slice(0, 32)))
+    small.read(head, ids[32:], 32)
+    torch.testing.assert_close(state.values, head.export().values, rtol=0, atol=1e-4)
+    assert not torch.allclose(state.values[:, :, 32:], without_tail.values[:, :, 32:])
+
+
+def test_native_layers_are_exact_whatever_the_map_says(
+    large: Resident, small: Resident, ids: list[int]
+) -> None:
+    source = small.read_afresh(ids)
+    whole = random_map(small, large)
+    kv_map = replace(whole, native_layers=2, layers=whole.layers[2:])
+    carried = transplant(source, small.rope, kv_map, large, ids, capacity=40, islands=NO_ISLANDS).export()
+    own = large.read_afresh(ids).export()
+    torch.testing.assert_close(carried.keys[:2], own.keys[:2], rtol=0, atol=1e-4)
+    torch.testing.assert_close(carried.values[:2], own.values[:2], rtol=0, atol=1e-4)
+    assert not torch.allclose(carried.values[2], own.values[2], atol=0.1)
+
+
+def test_the_next_layer_is_linear_in_what_it_reads(any_rung: Resident, ids: list[int]) -> None:
+    """So a fit that is given that input finds the first mapped layer exactly."""
+    for layers in (0, 1):
+        below = PreallocatedCache(any_rung.layout, len(ids))
+        inputs = any_rung.read_below(below, ids, range(len(ids)), layers)
+        assert below.cells == 0, "the cells are not complete yet"
+        with torch.inference_mode():
+            values = any_rung.model.base_model.layers[layers].self_attn.v_proj(inputs)  # (T, H * D)
+        own = any_rung.read_afresh(ids).export().values[layers].transpose(0, 1).reshape(len(ids), -1)
+        torch.testing.assert_close(values, own, rtol=0, atol=1e-4)
 
 
 def test_a_transplant_keeps_positions_capacity_and_source(
@@ -79,8 +133,9 @@ def test_without_sinks_nothing_is_native(large: Resident, small: Resident, ids: 
     source = PreallocatedCache(large.layout, 10)
     source.append(whole.select(slice(20, 30)))
     kv_map = random_map(large, small)
-    carried = transplant(source, large.rope, kv_map, small, ids, capacity=10)
-    expected = project(kv_map, source.export(), large.rope, small.rope)
+    carried = transplant(source, large.rope, kv_map, small, ids, capacity=10, islands=Islands(4, 0))
+    inputs = small.read_below(PreallocatedCache(small.layout, 10), ids[20:30], range(20, 30), 0)
+    expected = project(kv_map, source.export(), inputs, large.rope, small.rope)
     assert torch.equal(carried.export().values, expected.values)
 
 
@@ -162,3 +217,11 @@ def test_carrying_to_another_storage_converts(large: Resident, ids: list[int]) -
     carried = carry(source, half, ids, capacity=40)
     assert carried.nbytes * 2 == source.nbytes
     torch.testing.assert_close(carried.export().keys, source.export().keys, rtol=0.01, atol=0.01)
+
+
+def test_runs_of_cells_at_either_end() -> None:
+    assert leading_cells([]) == trailing_cells([]) == 0
+    assert leading_cells([0, 1, 2, 7, 8]) == 3
+    assert trailing_cells([0, 1, 2, 7, 8]) == 2
+    assert leading_cells([5, 6]) == 0
+    assert trailing_cells([5, 6]) == 2
