@@ -1,35 +1,73 @@
-"""Compares what the scheduler believes with what the simulated world holds."""
+"""Holds the simulated world against what the scheduler believes and what the policy promises, once a round is over.
+
+A checker returns ``None`` where all is well, else what is wrong; its name is the invariant's.
+"""
 
 from __future__ import annotations
 
-from molt.core.budget import cache_bytes
+from molt.core.budget import cache_bytes, floor_bytes, reserved_bytes
 from molt.core.ladder import Ladder
 from molt.core.state import Phase, State
+from molt.core.view import Policy
 from sim.memory import Memory
 
 
-def belief_differs(state: State, ladder: Ladder, memory: Memory) -> str | None:
-    """The first part of memory about which belief and truth disagree, once a round is over.
-
-    Rungs: resident or loading ones count in full. Caches: by tenant. Transients of switches are not believed to be
-    allocated; they are reserved, and checked to be within that reservation by ``transients_are_reserved``.
-    """
-    true_rungs = {
+def rungs_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+    """The rungs in memory, those on their way counting in full, are the ones that are believed to be."""
+    true = {
         name: size + memory.parts["scratch"].get(name, 0) for name, size in memory.parts["weights"].items()
     }
-    true_rungs |= {
-        owner.removeprefix("load "): size
-        for owner, size in memory.parts["transient"].items()
-        if owner.startswith("load ")
-    }
-    believed_rungs = {name: ladder.rung(name).resident_bytes for name in state.occupied}
-    if true_rungs != believed_rungs:
-        return f"rungs: believed {believed_rungs}, true {true_rungs}"
-    believed_caches = {
+    true |= _transients(memory, "load ")
+    believed = {name: ladder.rung(name).resident_bytes for name in state.occupied}
+    return None if true == believed else f"believed {believed}, true {true}"
+
+
+def caches_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+    """Every admitted tenant's cache has the believed size, and nobody else has one."""
+    believed = {
         tenant.name: cache_bytes(tenant, ladder)
         for tenant in state.tenants.values()
         if tenant.phase is not Phase.WAITING and cache_bytes(tenant, ladder)
     }
-    if memory.parts["kv"] != believed_caches:
-        return f"caches: believed {believed_caches}, true {memory.parts['kv']}"
+    return None if memory.parts["kv"] == believed else f"believed {believed}, true {memory.parts['kv']}"
+
+
+def switches_keep_to_their_reservation(
+    state: State, ladder: Ladder, policy: Policy, memory: Memory
+) -> str | None:
+    """What a switch under way holds beside its old cache was reserved before it began."""
+    held, reserved = _transients(memory, "switch "), reserved_bytes(state, ladder)
+    switching = [tenant.name for tenant in state.tenants.values() if tenant.switching]
+    if len(held) > 1 or (len(switching) == 1 and sum(held.values()) > reserved):
+        return f"{held} held, {reserved} bytes reserved"
     return None
+
+
+def true_overshoot_is_bounded(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+    """After enforcement, what is really allocated exceeds the budget by at most what the floor does."""
+    if "bounded_overshoot" not in policy.promises:
+        return None
+    bound = max(state.budget_bytes, floor_bytes(state, ladder, policy.floor_cells))
+    return None if memory.usage_bytes <= bound else f"usage {memory.usage_bytes} exceeds {bound} bytes"
+
+
+CHECKERS = (
+    rungs_are_as_believed,
+    caches_are_as_believed,
+    switches_keep_to_their_reservation,
+    true_overshoot_is_bounded,
+)
+
+
+def disagreements(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> list[tuple[str, str]]:
+    """Names and details of the checkers that found something."""
+    found = ((checker.__name__, checker(state, ladder, policy, memory)) for checker in CHECKERS)
+    return [(name, detail) for name, detail in found if detail is not None]
+
+
+def _transients(memory: Memory, purpose: str) -> dict[str, int]:
+    return {
+        owner.removeprefix(purpose): size
+        for owner, size in memory.parts["transient"].items()
+        if owner.startswith(purpose)
+    }

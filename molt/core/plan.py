@@ -71,23 +71,37 @@ def outcome(state: State, plan: Plan, ladder: Ladder) -> State:
 
 
 def _changes(state: State, plan: Plan, ladder: Ladder) -> Iterator[d.AnyDecision]:
-    admissions: list[d.AnyDecision] = []
+    grows: list[d.AnyDecision] = []
     needed = set(plan.keep)
     for tenant in state.tenants.values():
         placement = plan.placements.get(tenant.name)
         needed |= _rungs_needed(tenant, placement)
+        now: list[d.AnyDecision] = []
         for decision in _tenant_changes(tenant, placement, ladder):
-            if isinstance(decision, d.Admit | d.Unpark):
-                admissions.append(decision)
-            else:
-                yield decision
+            (grows if _grows(state, decision, ladder) else now).append(decision)
+        yield from now
     for rung in ladder.rungs:
         if rung.name in state.occupied and rung.name not in needed:
             yield d.Release(rung=rung.name)
-    yield from admissions
+    yield from grows
     for rung in ladder.rungs:
         if rung.name in needed and rung.name not in state.occupied:
             yield d.Load(rung=rung.name)
+
+
+def _grows(state: State, decision: d.AnyDecision, ladder: Ladder) -> bool:
+    """Whether a decision about a tenant makes its cache larger at once; such ones wait for the releases."""
+    match decision:
+        case d.Admit() | d.Unpark():
+            return True
+        case d.Demote() | d.Promote():
+            before, after = (
+                state.tenants[decision.tenant],
+                after_decision(state, decision).tenants[decision.tenant],
+            )
+            return cache_bytes(after, ladder) > cache_bytes(before, ladder)
+        case _:
+            return False
 
 
 def _rungs_needed(tenant: Tenant, placement: Placement | None) -> set[str]:

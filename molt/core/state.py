@@ -141,7 +141,7 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
         case d.Defer():
             return _change(state, decision.tenant, lambda t: replace(t, deferred=True))
         case d.Admit():
-            return _change(state, decision.tenant, lambda t: _admitted(t, decision))
+            return _change(state, decision.tenant, lambda t: _caught_up(_admitted(t, decision), state))
         case d.Demote():
             return _down(
                 _change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route))
@@ -151,12 +151,14 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
         case d.Park():
             return _down(_change(state, decision.tenant, _parked))
         case d.Unpark():
-            return _up(_change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route)))
+            moved = _change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route))
+            return _up(_change(moved, decision.tenant, lambda t: _caught_up(t, state)))
         case d.Shed():
             return _down(_change(state, decision.tenant, lambda t: _shed(t, decision.keep_cells)))
         case d.Release():
             gone = {decision.rung}
-            return replace(state, resident=state.resident - gone, loading=state.loading - gone)
+            released = replace(state, resident=state.resident - gone, loading=state.loading - gone)
+            return _down(released) if decision.rung in state.loading else released
         case d.Load():
             return replace(state, loading=state.loading | {decision.rung})
         case _:
@@ -164,7 +166,6 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
 
 
 def _arrived(state: State, event: e.TenantArrived) -> State:
-    peers = [t.served for t in state.tenants.values() if t.kind is event.tenant_kind]
     tenant = Tenant(
         name=event.tenant,
         kind=event.tenant_kind,
@@ -172,7 +173,6 @@ def _arrived(state: State, event: e.TenantArrived) -> State:
         order=state.arrivals,
         prompt_tokens=event.prompt_tokens,
         max_tokens=event.max_tokens,
-        served=min(peers, default=0),  # a newcomer has no claim on turns from before its time
     )
     return replace(state, tenants={**state.tenants, tenant.name: tenant}, arrivals=state.arrivals + 1)
 
@@ -203,6 +203,16 @@ def _admitted(tenant: Tenant, decision: d.Admit) -> Tenant:
         cache_rung=decision.rung,
         capacity=decision.capacity,
     )
+
+
+def _caught_up(tenant: Tenant, state: State) -> Tenant:
+    """Who comes, or comes back, has no claim on turns from before: it begins level with its peers."""
+    peers = [
+        other.served
+        for other in state.tenants.values()
+        if other.kind is tenant.kind and other.phase is Phase.ACTIVE and other.name != tenant.name
+    ]
+    return replace(tenant, served=max(tenant.served, min(peers, default=0)))
 
 
 def _retarget(tenant: Tenant, dest: str, route: RouteKind | None) -> Tenant:

@@ -44,6 +44,11 @@ class View:
         """Whether the plan stays within the budget, less a share ``margin`` of it, at every moment."""
         return self.peak_of(plan) <= self.budget_bytes * (1.0 - margin)
 
+    def fits_alone(self, tenant: Tenant, rung: str) -> bool:
+        """Whether the budget would do for this tenant on this rung if there were nobody else."""
+        size = self.ladder.rung(rung)
+        return size.resident_bytes + size.kv_bytes(tenant.full_capacity) <= self.budget_bytes
+
     def admitted(self) -> list[Tenant]:
         """Tenants that have a cache, in order of arrival."""
         return [t for t in self.state.tenants.values() if t.phase is not Phase.WAITING]

@@ -13,12 +13,17 @@ from molt.core.view import View
 def admit_while_room(
     view: View, plan: Plan, newcomers: Iterable[Tenant], rung: str, margin: float = 0.0
 ) -> Plan:
-    """``plan`` with as many newcomers on ``rung`` as fit; from the first that does not, all wait."""
+    """``plan`` with as many newcomers on ``rung`` as fit.
+
+    From the first that must wait for others to leave, all wait: nobody is overtaken for ever. One that would not fit
+    even alone holds nobody up.
+    """
     full = False
     for newcomer in newcomers:
         grown = _placing(plan, newcomer, Run(rung))
-        full = full or not view.fits(grown, margin)
-        plan = _placing(plan, newcomer, Wait()) if full else grown
+        fits = not full and view.fits(grown, margin)
+        full = full or (not fits and view.fits_alone(newcomer, rung))
+        plan = grown if fits else _placing(plan, newcomer, Wait())
     return plan
 
 

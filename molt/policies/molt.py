@@ -12,8 +12,9 @@ transient on the way there:
 5     whole caches go, to be read again later: the tokens are still known, so even this loses no answer
 ====  =====================================================================================================
 
-Going to a better posture than the present one (recovery, the levers in reverse) takes a margin, so that an oscillating
-budget does not make the models oscillate; while everybody is running it takes a cool-down too. Where both rungs fit, the larger one is brought in while
+Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so that
+an oscillating budget does not make the models oscillate. Only whoever stands still may come back sooner, on the
+smallest rung, and after the cool-down even without the margin. Where both rungs fit, the larger one is brought in while
 the smaller goes on answering, and only the switch itself is a pause.
 """
 
@@ -58,22 +59,26 @@ class Molt:
         """The least harmful posture that fits."""
         here = _present_rank(view)
         cool_ns = self._cool_at_ns(view)
-        revisit_ns: int | None = None
+        cooling = view.now_ns < cool_ns
+        bottom = len(view.ladder.rungs) - 1
         better: Plan | None = None
         for rank, plan in self._postures(view):
             recovery = here is not None and rank < here
-            if not view.fits(plan, self.margin if recovery else 0.0):
+            back = (
+                recovery and here is not None and here[0] > 0
+            )  # somebody stands still: little is better than nothing
+            if not view.fits(plan, self.margin if recovery and (cooling or not back) else 0.0):
                 continue
-            if recovery and here is not None and here[0] == 0 and view.now_ns < cool_ns:
-                revisit_ns = cool_ns
+            if recovery and cooling and not (back and (rank[0] == 1 or rank == (0, bottom))):
                 continue
             if recovery and view.level() is not None and _rungs(plan) - view.state.resident:
                 better = better or plan
                 continue
-            return replace(
-                plan if better is None else self._meanwhile(view, plan, better), revisit_ns=revisit_ns
-            )
-        return replace(self._shed(view), revisit_ns=revisit_ns)
+            chosen = plan if better is None else self._meanwhile(view, plan, better)
+            break
+        else:
+            chosen = self._shed(view)
+        return replace(chosen, revisit_ns=cool_ns if cooling else None)
 
     def _meanwhile(self, view: View, plan: Plan, better: Plan) -> Plan:
         """``plan``, with the rung of the better one brought in aside; the better one at once if not both fit."""
@@ -87,8 +92,8 @@ class Molt:
     def _postures(self, view: View) -> Iterator[tuple[Rank, Plan]]:
         must = _must_run(view)
         if not must:
-            yield (0, 0), Plan(placements={}, keep=view.state.resident)
-            yield (0, 0), Plan(placements={})
+            yield (0, 0), replace(_placed(view, {}), keep=view.state.resident)
+            yield (0, 0), _placed(view, {})
             return
         levels = range(len(view.ladder.rungs))
         for carry in (True, False):
@@ -142,14 +147,20 @@ def _must_run(view: View) -> list[Tenant]:
     """Who has a claim to run, the best protected first.
 
     Everybody admitted, and foreground newcomers: a person does not wait for a batch job. Nobody admitted: the first
-    in the queue, whoever it is.
+    in the queue that can run at all, whoever it is.
     """
-    waiting = view.waiting()
     admitted = view.admitted()
-    claims = [tenant for tenant in waiting if tenant.kind is TenantKind.FOREGROUND]
+    feasible = [tenant for tenant in view.waiting() if _could_run(view, tenant)]
+    claims = [tenant for tenant in feasible if tenant.kind is TenantKind.FOREGROUND]
     if not admitted and not claims:
-        claims = waiting[:1]
+        claims = feasible[:1]
     return _by_protection(admitted + claims)
+
+
+def _could_run(view: View, newcomer: Tenant) -> bool:
+    """Whether a newcomer would fit on the smallest rung with everybody else parked; if not, it has no claim yet."""
+    placements: dict[str, Placement] = {tenant.name: Rest() for tenant in view.admitted()}
+    return view.fits(_placed(view, {**placements, newcomer.name: Run(view.ladder.bottom.name)}))
 
 
 def _by_protection(tenants: list[Tenant]) -> list[Tenant]:

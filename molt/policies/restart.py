@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from molt.core.plan import Plan, Rest, Run, Wait
+from molt.core.events import TenantKind
+from molt.core.plan import Placement, Plan, Rest, Run, Wait
 from molt.core.view import View
 from molt.policies.admission import admit_while_room
 
@@ -22,7 +23,7 @@ class Restart:
     floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
-        """Stay if that fits; else the largest rung below that does; else drop everything and come back later."""
+        """Stay if that fits; else the largest rung below that does; else some drop their caches and come back later."""
         admitted = view.admitted()
         if not admitted:
             return self._begin(view)
@@ -31,14 +32,27 @@ class Restart:
             plan = Plan(placements={tenant.name: Run(rung, carry=False) for tenant in admitted})
             if view.fits(plan):
                 return admit_while_room(view, plan, view.waiting(), rung)
-        out = {tenant.name: Rest(keep_cells=0) for tenant in admitted}
-        return Plan(placements={**out, **{tenant.name: Wait() for tenant in view.waiting()}})
+        return self._some_run(view)
+
+    def _some_run(self, view: View) -> Plan:
+        """On the smallest rung, as many as fit, foreground first; the others drop their caches and come back later."""
+        admitted = sorted(view.admitted(), key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.order))
+        waiting: dict[str, Placement] = {tenant.name: Wait() for tenant in view.waiting()}
+        for running in range(len(admitted) - 1, -1, -1):
+            placements: dict[str, Placement] = {
+                tenant.name: Run(view.ladder.bottom.name, carry=False) for tenant in admitted[:running]
+            }
+            placements.update({tenant.name: Rest(keep_cells=0) for tenant in admitted[running:]})
+            plan = Plan(placements={**waiting, **placements})
+            if view.fits(plan):
+                return plan
+        return plan
 
     def _begin(self, view: View) -> Plan:
         waiting = view.waiting()
         for rung in view.ladder.rungs if waiting else ():
             plan = admit_while_room(view, Plan(placements={}), waiting, rung.name)
-            if plan.placements[waiting[0].name] == Run(rung.name):
+            if any(isinstance(placement, Run) for placement in plan.placements.values()):
                 return plan
         stay = {tenant.name: Wait() for tenant in waiting}
         warm = Plan(placements=stay, keep=view.state.resident)

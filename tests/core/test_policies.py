@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given, settings
 
+from molt.core.costs import RouteCosts, StepCost
 from molt.core.events import TenantKind
 from molt.core.view import Policy
 from molt.plugins import known_policies, make_policy
 from tests import small
-from tests.small import MIB, S
+from tests.small import MIB, MS, S
 from tests.strategies import worlds
 
 POLICIES = [make_policy(name, {}) for name in known_policies()]
@@ -32,6 +34,7 @@ def test_contract(policy: Policy, on) -> None:  # type: ignore[no-untyped-def]
     assert ran.of("refusal") == []
     if "never_killed" in policy.promises:
         assert ran.of("ProcessKilled") == []
+        assert ran.overshoot_max() <= 0
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
@@ -173,3 +176,92 @@ def test_a_person_does_not_wait_for_a_batch_job() -> None:
     assert [r["tenant"] for r in ran.of("TenantFinished")] == ["chat", "digest", "late"]
     assert [r["tenant"] for r in ran.of("Park")] == ["digest"]
     assert [r["tenant"] for r in ran.of("Defer")] == ["late"]
+
+
+# --- regressions ---
+
+
+def room_for(prompt: int, answer: int) -> int:
+    """Bytes that suffice for one tenant on the bottom rung."""
+    return small.LADDER.bottom.resident_bytes + small.LADDER.bottom.kv_bytes(prompt + answer - 1)
+
+
+def test_two_switches_never_hold_their_transients_together() -> None:
+    """A switch that is overtaken by another gives its transient up, however long a switch takes."""
+    tenants = [
+        small.tenant("a", prompt_tokens=20, max_tokens=100),
+        small.tenant("b", arrives_ns=2100 * MS, prompt_tokens=1800, max_tokens=100),
+    ]
+    budgets = [(0, 60 * MIB), (2700 * MS, 11 * MIB // 2), (3010 * MS, 89 * MIB // 10), (3050 * MS, 9 * MIB)]
+    for fixed_ns in (60 * MS, 600 * MS):
+        routes = {key: RouteCosts(StepCost(fixed_ns, 0.4 * MS), 0.1) for key in small.COSTS.routes}
+        costs = dataclasses.replace(small.COSTS, routes=routes)
+        ran = small.simulate(make_policy("molt", {}), small.scenario(budgets, tenants), costs=costs)
+        assert ran.violations == []
+        assert ran.overshoot_max() <= 0
+
+
+@pytest.mark.parametrize("name", ["molt", "restart"])
+def test_a_budget_that_returns_to_just_enough_is_enough(name: str) -> None:
+    """Nobody stays parked for want of a margin: what sufficed before the dip suffices after it."""
+    enough = room_for(200, 300) * 102 // 100
+    budgets = [(0, enough), (5 * S, MIB), (6 * S, enough)]
+    ran = small.simulate(make_policy(name, {}), small.scenario(budgets, [small.tenant(max_tokens=300)]))
+    assert ran.tokens("chat") == 300
+
+
+@pytest.mark.parametrize("kind", TenantKind)
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_who_cannot_fit_at_all_holds_nobody_up(policy: Policy, kind: TenantKind) -> None:
+    """A request too large for the budget waits by itself; the one behind it is served."""
+    top = policy.name == "hold"
+    rung = small.LADDER.top if top else small.LADDER.bottom
+    tenants = [
+        small.tenant("big", kind, prompt_tokens=1500, max_tokens=400),
+        small.tenant("small", kind, arrives_ns=S),
+    ]
+    budget = rung.resident_bytes + rung.kv_bytes(299) + MIB // 4
+    ran = small.simulate(policy, small.scenario([(0, budget)], tenants))
+    assert ran.tokens("small") == 100
+    assert ran.tokens("big") == 0
+
+
+@pytest.mark.parametrize("kind", TenantKind)
+def test_who_comes_back_does_not_stop_its_peers(kind: TenantKind) -> None:
+    """A tenant that was parked or deferred takes turns from where its peers are."""
+    one = room_for(200, 600) + MIB // 2
+    tenants = [small.tenant("a", kind, max_tokens=600), small.tenant("b", kind, max_tokens=600)]
+    for budgets in ([(0, 60 * MIB), (2500 * MS, one), (12 * S, 60 * MIB)], [(0, one), (12 * S, 60 * MIB)]):
+        ran = small.simulate(make_policy("molt", {}), small.scenario(budgets, tenants, horizon_ns=300 * S))
+        stamps = [s for r in ran.of("TokensProduced") if r["tenant"] == "a" for s in r["stamps_ns"]]
+        assert max(b - a for a, b in itertools.pairwise(stamps)) < 3 * S
+
+
+def test_a_swinging_budget_does_not_make_the_loads_swing() -> None:
+    """A load that was abandoned starts the cool-down: at most one is begun in every cool-down."""
+    swing = [(i * 300 * MS, (24 if i % 2 == 0 else 60) * MIB) for i in range(200)]
+    flat = [(0, 24 * MIB)]
+    tenants = [small.tenant(max_tokens=1500)]
+    swung, still = (
+        small.simulate(make_policy("molt", {}), small.scenario(budgets, tenants)) for budgets in (swing, flat)
+    )
+    assert len(swung.of("Load")) <= 60 / 2 + 2
+    assert swung.tokens("chat") > 0.85 * still.tokens("chat")
+
+
+def test_short_dips_do_not_stop_everything() -> None:
+    """Back from being parked it is the smallest rung first, which is there soonest."""
+    dips = [(i * 400 * MS, (24 if i % 2 == 0 else 2) * MIB) for i in range(150)]
+    ran = small.simulate(
+        make_policy("molt", {}), small.scenario(dips, [small.tenant(prompt_tokens=20, max_tokens=1500)])
+    )
+    assert ran.tokens("chat") > 100
+
+
+@pytest.mark.parametrize("name", ["molt", "restart"])
+def test_where_one_fits_one_runs(name: str) -> None:
+    """A budget that settles at room for one of two finishes both, one after the other."""
+    tenants = [small.tenant("chat"), small.tenant("two", BATCH)]
+    budgets = [(0, 60 * MIB), (4 * S, room_for(200, 100) + MIB // 2)]
+    ran = small.simulate(make_policy(name, {}), small.scenario(budgets, tenants, horizon_ns=120 * S))
+    assert {r["tenant"] for r in ran.of("TenantFinished")} == {"chat", "two"}

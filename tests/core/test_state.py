@@ -91,7 +91,7 @@ def test_a_shared_rung_is_released_only_when_nobody_is_left_on_it() -> None:
 def test_going_back_before_the_switch_needs_no_route() -> None:
     """A demotion that is taken back before it landed finds the cache where it was."""
     state = decide(running(), Plan({"chat": Run("tier1")}))
-    (promote, _, _) = requests(state, Plan({"chat": Run("tier0")}), LADDER, COSTS)
+    (_, promote, _) = requests(state, Plan({"chat": Run("tier0")}), LADDER, COSTS)
     assert isinstance(promote, d.Promote)
     assert promote.route is None
     assert decide(state, Plan({"chat": Run("tier0")})).tenants["chat"].capacity == 149
