@@ -82,7 +82,8 @@ def replay(log: Annotated[Path, typer.Argument(metavar="LOG", help="An events.js
         seq, recorded, decided = result.difference
         print(f"{log}: seq {seq}: recorded {recorded}, decided again {decided}", file=sys.stderr)
         raise typer.Exit(1)
-    print(f"{log}: {result.decisions} decisions on {result.events} facts, all identical")
+    cut = "" if result.complete else " (the log is incomplete: it has no end record)"
+    print(f"{log}: {result.decisions} decisions on {result.events} facts, all identical{cut}")
 
 
 @app.command()

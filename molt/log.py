@@ -161,8 +161,11 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open(encoding="utf-8") as source:
-        lines = source.readlines()
+    try:
+        with path.open(encoding="utf-8") as source:
+            lines = source.readlines()
+    except UnicodeDecodeError as error:
+        raise LogError(f"{path}: not UTF-8 (byte {error.start}); not a molt log") from None
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)

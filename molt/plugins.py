@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from molt import units
-from molt.core.view import Policy
+from molt.core.view import PROMISES, Policy
 from molt.errors import InputError
 
 GROUP = "molt.policies"
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 def known_policies() -> tuple[str, ...]:
@@ -33,14 +35,34 @@ def known_policies() -> tuple[str, ...]:
 def make_policy(name: str, params: Mapping[str, object]) -> Policy:
     """The policy of that name (or ``module:Class``) with these parameters; ``InputError`` in one line otherwise."""
     policy_class = _policy_class(name)
-    if not (dataclasses.is_dataclass(policy_class) and callable(getattr(policy_class, "decide", None))):
-        raise InputError(f"policy {name!r}: not a dataclass with a decide method")
+    _check_contract(name, policy_class)
     arguments = dict(_argument(name, policy_class, key, value) for key, value in params.items())
     build: Any = policy_class
     try:
         return build(**arguments)
     except (TypeError, ValueError) as error:
         raise InputError(f"policy {name!r}: {error}") from error
+
+
+def _check_contract(name: str, policy_class: Any) -> None:
+    """What ``molt.core.view.Policy`` asks for, before anything is run or written."""
+    if not (dataclasses.is_dataclass(policy_class) and callable(getattr(policy_class, "decide", None))):
+        raise InputError(f"policy {name!r}: not a dataclass with a decide method")
+    called = getattr(policy_class, "name", None)
+    if not (isinstance(called, str) and _NAME.fullmatch(called)):
+        raise InputError(
+            f"policy {name!r}: name: {called!r} is not a lower-case word of letters, digits, _ and -"
+        )
+    promises = getattr(policy_class, "promises", None)
+    if not isinstance(promises, frozenset):
+        raise InputError(f"policy {name!r}: promises: {promises!r} is not a frozenset (it may be empty)")
+    for promise in sorted(map(str, promises - PROMISES)):
+        raise InputError(
+            f"policy {name!r}: promises: {promise!r}: unknown, {_nearest(promise, sorted(PROMISES))}"
+        )
+    cells = getattr(policy_class, "floor_cells", None)
+    if not isinstance(cells, int) or isinstance(cells, bool) or cells < 0:
+        raise InputError(f"policy {name!r}: floor_cells: {cells!r} is not a whole number of cells")
 
 
 def _policy_class(name: str) -> Any:
@@ -50,8 +72,8 @@ def _policy_class(name: str) -> Any:
             sys.path.insert(0, str(Path.cwd()))
         try:
             return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise InputError(f"policy {name!r}: {error}") from error
+        except Exception as error:  # the module is the user's: whatever it raises is what is wrong with it
+            raise InputError(f"policy {name!r}: {type(error).__name__}: {error}") from error
     installed = _installed()
     if name not in installed:
         raise InputError(f"policy {name!r}: unknown, {_nearest(name, list(installed))}")

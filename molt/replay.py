@@ -16,32 +16,41 @@ from molt.plugins import make_policy
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How many facts and decisions agreed, and the first that did not: ``(seq, recorded, decided again)``."""
+    """How many facts and decisions agreed, and the first that did not: ``(seq, recorded, decided again)``.
+
+    ``complete`` is false for a log that was cut off: then only what is there was compared.
+    """
 
     events: int
     decisions: int
+    complete: bool
     difference: tuple[int, object, object] | None
 
 
 def replay(path: Path) -> Replay:
     """Replay a log file. Raises ``LogError`` if it cannot be read, ``InputError`` if its policy is not installed."""
     header, records = log.read(path)
-    scheduler = Scheduler(
-        log.restore(Ladder, header["ladder"]),
-        log.restore(CostModel, header["costs"]),
-        make_policy(header["policy"]["source"], header["policy"]["params"]),
-    )
-    events = decisions = 0
-    for record, recorded in _facts(records):
-        decided = [
-            {"type": type(decision).__name__, **log.plain(decision)}
-            for decision in scheduler.handle(log.event_from(record))
-        ]
-        if decided != recorded:
-            return Replay(events, decisions, (record["seq"], recorded, decided))
-        events += 1
-        decisions += len(decided)
-    return Replay(events, decisions, None)
+    seq = events = decisions = 0
+    try:
+        scheduler = Scheduler(
+            log.restore(Ladder, header["ladder"]),
+            log.restore(CostModel, header["costs"]),
+            make_policy(header["policy"]["source"], header["policy"]["params"]),
+        )
+        complete = bool(records) and records[-1]["kind"] == "end"
+        for record, recorded in _facts(records):
+            seq = record["seq"]
+            decided = [
+                {"type": type(decision).__name__, **log.plain(decision)}
+                for decision in scheduler.handle(log.event_from(record))
+            ]
+            if decided != recorded:
+                return Replay(events, decisions, complete, (seq, recorded, decided))
+            events += 1
+            decisions += len(decided)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise log.LogError(f"{path}: after seq {seq}: {type(error).__name__}: {error}") from error
+    return Replay(events, decisions, complete, None)
 
 
 def _facts(records: list[dict[str, Any]]) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:

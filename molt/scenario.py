@@ -222,7 +222,7 @@ class HardwareDocument(yaml_file.StrictModel):
     """The simulated device: a measured profile (a shipped one by name, or a file), made slower."""
 
     profile: PathText | None = None
-    slowdown: Annotated[float, Field(gt=0)] = 1.0
+    slowdown: Annotated[float, Field(gt=0, le=1e6)] = 1.0
 
 
 class ScenarioDocument(yaml_file.StrictModel):

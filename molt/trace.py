@@ -25,8 +25,7 @@ from typing import TypeVar
 from molt import units
 from molt.core.ladder import Ladder
 from molt.errors import InputError
-from molt.yaml_file import read_text
-from molt.yaml_file import nearest, show
+from molt.yaml_file import nearest, read_text, show
 
 COLUMNS = ("at", "budget")
 

@@ -87,6 +87,11 @@ def prepare(
     resolved = document.resolve(spec, known_policies(), seed=seed, policies=chosen)
     costs = slowed(load_profile(resolved.profile, spec.ladder), resolved.slowdown)
     made = tuple((named, make_policy(named.name, named.params)) for named in resolved.policies)
+    names = [policy.name for _, policy in made]
+    for twice in (name for name in names if names.count(name) > 1):
+        raise InputError(f"policies: {twice!r} a second time")
+    if seed is not None and not 0 <= seed <= scenario.SEED_MAX:
+        raise InputError(f"--seed: {seed} is not between 0 and {scenario.SEED_MAX}")
     return Job(resolved, spec, costs, made, engine, clock)
 
 

@@ -17,7 +17,9 @@ def test_exact_samples_give_their_cost_back(coefficients: tuple[float, float, fl
     true = StepCost(*coefficients)
     fitted = fit_step([(tokens, context, true.ns(tokens, context)) for tokens, context in GRID])
     for tokens, context in GRID:
-        assert abs(fitted.ns(tokens, context) - true.ns(tokens, context)) <= 1e-6 * true.ns(tokens, context) + 2
+        assert (
+            abs(fitted.ns(tokens, context) - true.ns(tokens, context)) <= 1e-6 * true.ns(tokens, context) + 2
+        )
 
 
 @given(COEFFICIENTS, st.lists(st.floats(0.5, 2), min_size=len(GRID), max_size=len(GRID)))

@@ -217,6 +217,8 @@ def test_two_runs_are_byte_identical_whatever_the_hash_seed(tmp_path: Path) -> N
             ("scenarios", "exists"),
         ),
         (("scenarios/three_tenants.yaml", "--engine", "fake"), ("fake", "modelled")),
+        (("scenarios/three_tenants.yaml", "--policy", "molt", "--policy", "molt"), ("molt", "second")),
+        (("scenarios/three_tenants.yaml", "--seed", "-1"), ("-1", "between")),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(

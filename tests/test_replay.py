@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,16 @@ def test_replay_decides_identically(tmp_path_factory, on) -> None:  # type: igno
     result = replay(path)
     assert result.difference is None
     assert result.decisions == len(ran.of("decision"))
+
+
+def test_an_incomplete_log_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = spike("molt").text.splitlines(keepends=True)
+    path.write_text("".join(lines[:20]), encoding="utf-8")
+    assert replay(path).difference is None
+    assert not replay(path).complete
+    path.write_text("".join(lines), encoding="utf-8")
+    assert replay(path).complete
 
 
 def test_replay_finds_the_decision_that_was_tampered_with(tmp_path: Path) -> None:
@@ -80,6 +91,68 @@ def test_decisions_name_their_event_and_outcomes_their_decision() -> None:
     kind_of = {record["seq"]: record["kind"] for record in records}
     assert all(kind_of[r["cause"]] in {"event", "outcome"} for r in records if r["kind"] == "decision")
     assert all(kind_of[r["decision"]] == "decision" for r in records if r["kind"] == "outcome")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"kind":"header","schema":1}\n',
+        '{"kind":"header","schema":1,"ladder":7,"costs":{},"policy":{}}\n',
+        spike("hold").text.replace('"type":"BudgetChanged"', '"type":"Nonsense"', 1),
+        spike("hold").text.replace('"kind":"event"', '"kid":"event"', 1),
+        spike("hold").text.replace(
+            '"budget_bytes":62914560,"kind":"event"', '"budget_bytes":"x","kind":"event"', 1
+        ),
+    ],
+)
+def test_a_log_that_makes_no_sense_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(log.LogError) as caught:
+        replay(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_binary_file_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b"\x7fELF\xff\xfe")
+    with pytest.raises(log.LogError, match="not UTF-8"):
+        replay(path)
+
+
+CONTRACT = """
+from dataclasses import dataclass
+@dataclass(frozen=True)
+class Policy:
+    name = {name!r}
+    promises = {promises}
+    floor_cells = {cells}
+    def decide(self, view):
+        return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"name": "../evil"}, "name: '../evil'"),
+        ({"name": 7}, "name: 7"),
+        ({"promises": "frozenset({'never_kiled'})"}, "nearest: 'never_killed'"),
+        ({"promises": "()"}, "not a frozenset"),
+        ({"cells": "-1"}, "floor_cells: -1"),
+        ({"cells": "1 / 0"}, "ZeroDivisionError"),
+    ],
+)
+def test_a_policy_that_does_not_keep_the_contract_is_refused(
+    parts: dict[str, object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"contract_{abs(hash(words))}"
+    whole = {"name": "fine", "promises": "frozenset()", "cells": "0", **parts}
+    (tmp_path / f"{module}.py").write_text(CONTRACT.format(**whole), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=re.escape(words)) as caught:
+        make_policy(f"{module}:Policy", {})
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

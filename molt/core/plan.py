@@ -45,7 +45,7 @@ class Plan:
 
     ``keep`` are rungs to have although nobody runs on them: kept if resident, brought in beside the work of everybody
     else if not. Every other unused rung is released.
-    ``revisit_ns`` is when the policy wants to be asked again even if nothing happens.
+    ``revisit_ns`` is when the policy wants to be asked again even if nothing happens; a time that has passed is none.
     """
 
     placements: Mapping[str, Placement]

@@ -44,7 +44,8 @@ class Scheduler:
         if not self.state.alive:
             return ()
         plan = self.policy.decide(View(self.state, self.ladder, self.costs))
-        self._revisit_ns = plan.revisit_ns
+        later = plan.revisit_ns is not None and plan.revisit_ns > self.state.now_ns
+        self._revisit_ns = plan.revisit_ns if later else None
         self.refusal = first_refusal(self.state, plan, self.ladder)
         if self.refusal is not None:
             return ()

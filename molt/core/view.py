@@ -64,6 +64,10 @@ class View:
         return max((self.ladder.index(target) for target in targets), default=None)
 
 
+PROMISES = frozenset({"never_killed", "bounded_overshoot"})
+"""What a policy can undertake to keep, see ``molt.core.invariants``."""
+
+
 class Policy(Protocol):
     """A pure function of a ``View``. Parameters are the fields of a frozen dataclass.
 
