@@ -12,8 +12,6 @@ from typing import Any
 from molt.models.pico import TIERS, WEIGHTS
 from molt.models.pico.corpus import FIT_FRACTION, HELDOUT_FRACTION, shipped_documents
 from molt.models.pico.evaluate import (
-    HISTORY_TOKENS,
-    PROMPTS,
     WINDOW_TOKENS,
     Evaluation,
     gate_table,
@@ -49,7 +47,7 @@ $results
 
 $gates
 
-Samples at temperature 0.7, 60 tokens after each of the prompts $prompts:
+Samples at temperature 0.7, 60 tokens after each prompt:
 
 $samples
 
@@ -61,8 +59,8 @@ a fixed $fit_percent % of the training documents also serve to fit the maps betw
 
 $packages
 
-`heldout.jsonl` has $shipped_count held-out documents ($shipped_bytes bytes) for tests without the corpus; their
-licences and notices are in `NOTICE`.
+No text is part of the weights' folder but `heldout.jsonl`: $shipped_count held-out documents ($shipped_bytes
+bytes) for tests without the corpus; their licences and notices are in `NOTICE`.
 
 ## Limits
 
@@ -130,11 +128,9 @@ def card(folder: Path = WEIGHTS) -> str:
         bytes=f"{evaluation.bytes:,}",
         tokens=f"{evaluation.tokens:,}",
         window=f"{WINDOW_TOKENS:,}",
-        history=HISTORY_TOKENS,
         xz=f"{evaluation.xz_bits_per_byte:.3f}",
         results=result_table(evaluation),
         gates=gate_table(evaluation),
-        prompts=", ".join(f"“{prompt}”" for prompt in PROMPTS),
         samples=_samples(evaluation),
         heldout_percent=f"{100 * HELDOUT_FRACTION:g}",
         fit_percent=f"{100 * FIT_FRACTION:g}",

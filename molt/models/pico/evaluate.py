@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from transformers import Qwen2ForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from molt.models.pico import END_OF_TEXT_ID, TIERS, WEIGHTS
 from molt.models.pico.corpus import CACHE, Document, documents, shipped_documents
@@ -257,6 +258,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    disable_progress_bar()
     found = list(
         shipped_documents(options.weights) if options.shipped else documents("heldout", options.cache)
     )
