@@ -10,13 +10,14 @@ Rules of this module:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.ladder import RouteKind
+from molt.core.values import changed
 
 
 class Phase(StrEnum):
@@ -97,37 +98,37 @@ class State:
 
 def after_event(state: State, event: e.AnyEvent) -> State:
     """The belief after a fact. Facts about tenants that are gone change nothing but the time."""
-    state = replace(state, now_ns=max(state.now_ns, event.at_ns))
+    state = changed(state, now_ns=max(state.now_ns, event.at_ns))
     match event:
         case e.BudgetChanged():
-            return replace(state, budget_bytes=event.budget_bytes)
+            return changed(state, budget_bytes=event.budget_bytes)
         case e.TenantArrived():
             return _arrived(state, event)
         case e.TenantCancelled() | e.TenantFinished():
             return _without(state, event.tenant)
         case e.ProcessKilled():
-            return replace(state, alive=False, resident=frozenset(), loading=frozenset(), tenants={})
+            return changed(state, alive=False, resident=frozenset(), loading=frozenset(), tenants={})
         case e.ProcessStarted():
-            return replace(state, alive=True, last_down_ns=None, last_up_ns=None)
+            return changed(state, alive=True, last_down_ns=None, last_up_ns=None)
         case e.RungLoaded():
             if event.rung not in state.loading:
                 return state
-            return replace(
+            return changed(
                 state, loading=state.loading - {event.rung}, resident=state.resident | {event.rung}
             )
         case e.LoadFailed():
-            return replace(state, loading=state.loading - {event.rung})
+            return changed(state, loading=state.loading - {event.rung})
         case e.Switched():
             return _change(state, event.tenant, lambda t: _landed(t, event.dest))
         case e.SwitchFailed():
             return _change(state, event.tenant, lambda t: _reset_cache(t, event.dest))
         case e.LoadProgressed():
-            return replace(state, load_turn=False)
+            return changed(state, load_turn=False)
         case e.PromptRead():
-            state = replace(state, load_turn=True)
-            return _change(state, event.tenant, lambda t: replace(t, read=t.read + event.tokens))
+            state = changed(state, load_turn=True)
+            return _change(state, event.tenant, lambda t: changed(t, read=t.read + event.tokens))
         case e.TokensProduced():
-            state = replace(state, load_turn=True)
+            state = changed(state, load_turn=True)
             return _change(state, event.tenant, lambda t: _produced(t, event.count))
         case e.TimerFired() | e.RungReleased() | e.TenantParked() | e.ContextShed():
             return state
@@ -139,7 +140,7 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
     """The belief once a request has gone out."""
     match decision:
         case d.Defer():
-            return _change(state, decision.tenant, lambda t: replace(t, deferred=True))
+            return _change(state, decision.tenant, lambda t: changed(t, deferred=True))
         case d.Admit():
             return _change(state, decision.tenant, lambda t: _caught_up(_admitted(t, decision), state))
         case d.Demote():
@@ -157,10 +158,10 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
             return _down(_change(state, decision.tenant, lambda t: _shed(t, decision.keep_cells)))
         case d.Release():
             gone = {decision.rung}
-            released = replace(state, resident=state.resident - gone, loading=state.loading - gone)
+            released = changed(state, resident=state.resident - gone, loading=state.loading - gone)
             return _down(released) if decision.rung in state.loading else released
         case d.Load():
-            return replace(state, loading=state.loading | {decision.rung})
+            return changed(state, loading=state.loading | {decision.rung})
         case _:
             assert_never(decision)
 
@@ -174,29 +175,29 @@ def _arrived(state: State, event: e.TenantArrived) -> State:
         prompt_tokens=event.prompt_tokens,
         max_tokens=event.max_tokens,
     )
-    return replace(state, tenants={**state.tenants, tenant.name: tenant}, arrivals=state.arrivals + 1)
+    return changed(state, tenants={**state.tenants, tenant.name: tenant}, arrivals=state.arrivals + 1)
 
 
 def _without(state: State, name: str) -> State:
-    return replace(state, tenants={key: tenant for key, tenant in state.tenants.items() if key != name})
+    return changed(state, tenants={key: tenant for key, tenant in state.tenants.items() if key != name})
 
 
 def _change(state: State, name: str, change) -> State:  # type: ignore[no-untyped-def]
     if name not in state.tenants:
         return state
-    return replace(state, tenants={**state.tenants, name: change(state.tenants[name])})
+    return changed(state, tenants={**state.tenants, name: change(state.tenants[name])})
 
 
 def _down(state: State) -> State:
-    return replace(state, last_down_ns=state.now_ns)
+    return changed(state, last_down_ns=state.now_ns)
 
 
 def _up(state: State) -> State:
-    return replace(state, last_up_ns=state.now_ns)
+    return changed(state, last_up_ns=state.now_ns)
 
 
 def _admitted(tenant: Tenant, decision: d.Admit) -> Tenant:
-    return replace(
+    return changed(
         tenant,
         phase=Phase.ACTIVE,
         target=decision.rung,
@@ -212,36 +213,36 @@ def _caught_up(tenant: Tenant, state: State) -> Tenant:
         for other in state.tenants.values()
         if other.kind is tenant.kind and other.phase is Phase.ACTIVE and other.name != tenant.name
     ]
-    return replace(tenant, served=max(tenant.served, min(peers, default=0)))
+    return changed(tenant, served=max(tenant.served, min(peers, default=0)))
 
 
 def _retarget(tenant: Tenant, dest: str, route: RouteKind | None) -> Tenant:
     if route is RouteKind.REREAD:
         return _reset_cache(tenant, dest)
     if route is None:  # the cache is already there
-        return replace(tenant, phase=Phase.ACTIVE, target=dest, capacity=tenant.full_capacity)
-    return replace(tenant, phase=Phase.ACTIVE, target=dest, capacity=tenant.cells)
+        return changed(tenant, phase=Phase.ACTIVE, target=dest, capacity=tenant.full_capacity)
+    return changed(tenant, phase=Phase.ACTIVE, target=dest, capacity=tenant.cells)
 
 
 def _landed(tenant: Tenant, dest: str) -> Tenant:
-    return replace(tenant, cache_rung=dest, capacity=tenant.full_capacity)
+    return changed(tenant, cache_rung=dest, capacity=tenant.full_capacity)
 
 
 def _reset_cache(tenant: Tenant, dest: str) -> Tenant:
-    fresh = replace(tenant, phase=Phase.ACTIVE, target=dest, cache_rung=dest, read=0, dropped=0)
-    return replace(fresh, capacity=fresh.full_capacity)
+    fresh = changed(tenant, phase=Phase.ACTIVE, target=dest, cache_rung=dest, read=0, dropped=0)
+    return changed(fresh, capacity=fresh.full_capacity)
 
 
 def _parked(tenant: Tenant) -> Tenant:
-    return replace(tenant, phase=Phase.PARKED, target=None, capacity=tenant.cells)
+    return changed(tenant, phase=Phase.PARKED, target=None, capacity=tenant.cells)
 
 
 def _shed(tenant: Tenant, keep: int) -> Tenant:
-    shed = replace(tenant, read=0, dropped=0) if keep == 0 else replace(tenant, dropped=tenant.read - keep)
-    return replace(shed, capacity=shed.cells)
+    shed = changed(tenant, read=0, dropped=0) if keep == 0 else changed(tenant, dropped=tenant.read - keep)
+    return changed(shed, capacity=shed.cells)
 
 
 def _produced(tenant: Tenant, count: int) -> Tenant:
-    return replace(
+    return changed(
         tenant, produced=tenant.produced + count, read=tenant.read + count, served=tenant.served + count
     )
