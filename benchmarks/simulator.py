@@ -30,7 +30,13 @@ def main(paths: list[str]) -> None:
     for path in [Path(p) for p in paths] or sorted(Path("scenarios").glob("*.yaml")):
         simulated_s, wall_s = loop_rate(path)
         rows.append((path.stem, simulated_s, wall_s * 1e3, simulated_s / wall_s))
-    print(tabulate(rows, ("scenario", "simulated s", "wall ms", "simulated s per s"), floatfmt=(".0f", ".0f", ".1f", ",.0f")))
+    print(
+        tabulate(
+            rows,
+            ("scenario", "simulated s", "wall ms", "simulated s per s"),
+            floatfmt=(".0f", ".0f", ".1f", ",.0f"),
+        )
+    )
 
 
 if __name__ == "__main__":
