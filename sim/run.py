@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -173,8 +174,15 @@ def _header(job: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
 
 def new_folder(out: Path | None, name: str) -> Path:
     """The folder for a run's results, made now; an existing one is never written into."""
+    if out is not None:
+        return _made(out)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = out or Path("runs") / f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}-{stamp}"
+    stem = f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}-{stamp}"
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return _made(next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists()))
+
+
+def _made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True)
     except FileExistsError:

@@ -152,6 +152,17 @@ def _without_text(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in {"pieces", "handoff"}}
 
 
+def test_real_runs_are_byte_identical_too(real: Path, tmp_path: Path) -> None:
+    """The same tokens, texts and measured qualities, in another process with another PYTHONHASHSEED."""
+    arguments = (str(SCENARIOS / "spike_mid_answer.yaml"), "--policy", "molt", "--out", "again")
+    assert command(*arguments, cwd=tmp_path, PYTHONHASHSEED="7").returncode == 0
+    first, again = (
+        (folder / "molt" / "events.jsonl").read_bytes().split(b"\n", 1)[1]
+        for folder in (real, tmp_path / "again")
+    )
+    assert first == again
+
+
 def test_real_switches_are_measured(real: Path) -> None:
     summary = json.loads((real / "summary.json").read_text(encoding="utf-8"))
     handoff = summary["policies"]["molt"]["handoff"]
