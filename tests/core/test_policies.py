@@ -37,6 +37,20 @@ def test_contract(policy: Policy, on) -> None:  # type: ignore[no-untyped-def]
         assert ran.overshoot_max() <= 0
 
 
+@pytest.mark.parametrize("name", ["molt", "restart"])
+@settings(max_examples=40)
+@given(on=worlds())
+def test_when_memory_returns_everybody_finishes(name: str, on) -> None:  # type: ignore[no-untyped-def]
+    """Liveness: once the budget has been enough for long enough, every answer is complete, to the token."""
+    plenty = (on.horizon_ns, small.LADDER.top.resident_bytes * 8)
+    longer = dataclasses.replace(on, budgets=(*on.budgets, plenty), horizon_ns=on.horizon_ns + 600 * S)
+    ran = small.simulate(make_policy(name, {}), longer)
+    assert {t.name: ran.tokens(t.name) for t in on.tenants} == {
+        t.name: t.request.max_tokens for t in on.tenants
+    }
+    assert len(ran.of("TenantFinished")) == len(on.tenants)
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @settings(max_examples=15)
 @given(on=worlds())
