@@ -22,6 +22,7 @@ from molt import provenance
 from molt.core.costs import CostModel, RouteCosts, RungCosts, StepCost
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.engine.protocol import Engine, Request
+from molt.errors import InputError
 from molt.log import plain
 from molt.models.ladder_file import resolve
 
@@ -47,6 +48,8 @@ def calibrate(name: str, out: Path) -> CostModel:
 
     begin_ns = time.perf_counter_ns()
     spec = resolve(name)
+    if out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"{out}: cannot be written: {'is a folder' if out.is_dir() else 'no such folder'}")
     engine = RealEngine(spec, measure_handoff=False)
     ladder = spec.ladder
     rungs = {
