@@ -1,9 +1,10 @@
 """A learned map on disk: one safetensors file per directed pair, bound to the two models and the tokenizer by
 hash.
 
-Weights are stored in half precision and used in single. All metadata is one JSON string under one key,
-because safetensors writes several keys in no fixed order and the same fit must give the same file. ``digest``
-covers the tensors and the card, so a file that was altered or mixed up is refused.
+Weights are stored in half precision and used in single; on pico the mean KL of a switch is the same to three
+digits either way. All metadata is one JSON string under one key, because safetensors writes several keys in
+no fixed order and the same fit must give the same file. ``digest`` covers the tensors and the card, so a file
+that was altered or mixed up is refused.
 """
 
 from __future__ import annotations
