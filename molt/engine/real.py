@@ -166,8 +166,7 @@ class RealEngine:
         self._generations[tenant].cache.resize(capacity)
 
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
-        """Keep the first cells and the most recent ones, ``keep_cells`` in all, trimmed; returns the bytes
-        freed.
+        """Keep ``keep_cells`` cells, the first and the most recent, trimmed; returns the bytes freed.
 
         With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is unread.
         """

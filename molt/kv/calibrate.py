@@ -1,6 +1,4 @@
-"""From documents to the sums a map is fitted on: every model reads the same windows of text, cell beside
-cell.
-"""
+"""From documents to the sums a map is fitted on: every model reads the same windows of text."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ Document = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Documents to fit on and documents to judge by, no document in both; ``sources`` names where they come
-    from.
-    """
+    """Documents to fit on and others to judge by; ``sources`` names where they come from."""
 
     fit: tuple[Document, ...]
     heldout: tuple[Document, ...]

@@ -31,9 +31,7 @@ WORTH_NLL_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """What the source goes on to say: tokens (n,) and the log-probabilities (n, vocabulary) they were chosen
-    from.
-    """
+    """What the source goes on to say: tokens, and log-probabilities (n, vocabulary) they were chosen by."""
 
     ids: tuple[int, ...]
     log_probs: Tensor
@@ -116,9 +114,7 @@ def continue_greedily(
 def teacher_force(
     dest: Resident, cache: PreallocatedCache, last: int, position: int, continuation: Continuation
 ) -> Tensor:
-    """Log-probabilities (n, vocabulary) of the destination on a continuation, on a fork of a cache of
-    ``dest``.
-    """
+    """Log-probabilities (n, vocabulary) of the destination on a continuation, on a fork of ``cache``."""
     fed = [last, *continuation.ids[:-1]]
     return log_probabilities(dest.step(cache.fork(spare=len(fed)), fed, position))
 

@@ -22,10 +22,10 @@ def columns_per_layer(layout: KVLayout) -> int:
 
 
 def nearest_layers(dest_layer: int, dest_layers: int, source_layers: int, count: int) -> tuple[int, ...]:
-    """The ``count`` source layers nearest in relative depth to a destination layer, in order; all if there
-    are fewer.
+    """The ``count`` source layers nearest in relative depth to a destination layer, in order.
 
-    Depth of layer l of n is ``l / (n - 1)``; of two equally near layers the lower one is taken.
+    Depth of layer l of n is ``l / (n - 1)``; of two equally near layers the lower one is taken, of
+    fewer than ``count`` layers all.
     """
     depth = dest_layer / max(1, dest_layers - 1) * (source_layers - 1)  # in units of source layers
     return tuple(sorted(sorted(range(source_layers), key=lambda layer: (abs(layer - depth), layer))[:count]))

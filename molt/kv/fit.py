@@ -50,8 +50,10 @@ RIDGE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to fit: most rows to read, source layers per destination layer (``None``: all), layers that the
-    destination runs itself, penalty.
+    """How to fit.
+
+    At most ``rows`` rows are read to fit on; each destination layer sees ``sources`` source layers (``None``:
+    all); the destination runs its first ``native_layers`` layers itself; ``ridge`` is the relative penalty.
     """
 
     rows: int = ROWS

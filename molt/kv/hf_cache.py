@@ -82,15 +82,12 @@ class PreallocatedCache(Cache):
         self._commit(state.positions.tolist())
 
     def resize(self, capacity: int) -> int:
-        """Reallocate for exactly ``capacity`` cells, keeping those held; returns the bytes freed (negative:
-        taken).
-        """
+        """Reallocate for ``capacity`` cells, keeping those held; returns the bytes freed (negative: taken)."""
         assert capacity >= self.cells, f"{self.cells} cells do not fit into {capacity}"
         return self._reallocate(capacity, list(range(self.cells)))
 
     def shed(self, keep: int, sinks: int) -> int:
-        """Keep the first ``sinks`` cells and the most recent ones, ``keep`` in all, trimmed; returns the
-        bytes freed.
+        """Keep ``keep`` cells, the first ``sinks`` and the most recent, trimmed; returns the bytes freed.
 
         The survivors keep their positions, so every distance that attention sees stays exact. The first cells
         are kept because softmax parks its unused mass on them (Xiao et al., StreamingLLM, arXiv:2309.17453).
@@ -116,9 +113,8 @@ class PreallocatedCache(Cache):
         self._keys[layer_idx][:, :, first:end] = key_states
         self._values[layer_idx][:, :, first:end] = value_states
         keys, values = self._keys[layer_idx][:, :, :end], self._values[layer_idx][:, :, :end]
-        return keys.to(key_states.dtype), values.to(
-            value_states.dtype
-        )  # views, unless the model is not float32
+        # Views, unless the model computes in another type than the cache is stored in.
+        return keys.to(key_states.dtype), values.to(value_states.dtype)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Cells held before the step."""
@@ -174,8 +170,7 @@ def read_below(
     positions: Sequence[int],
     layers: int,
 ) -> Tensor:
-    """Run tokens through the first ``layers`` layers only; returns what the next one reads, (t, hidden)
-    float32.
+    """Run tokens through the first ``layers`` layers only; returns what the next one reads, (t, hidden).
 
     That is the residual stream after those layers, normalised: K and V of the next layer are linear in it.
     The K and V of the layers that ran are in the cache, but its cells are not complete before ``append`` adds
@@ -196,9 +191,7 @@ def step(
     positions: Sequence[int],
     keep: int = 1,
 ) -> Tensor:
-    """Read tokens into the cache; returns the logits (keep, vocabulary) float32 after the last ``keep`` of
-    them.
-    """
+    """Read tokens into the cache; returns the logits (keep, vocabulary) after the last ``keep`` of them."""
     outputs = _forward(model, cache, ids, positions, logits_to_keep=keep)
     cache._commit(positions)
     return outputs.logits[0].float()

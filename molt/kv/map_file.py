@@ -1,5 +1,4 @@
-"""A learned map on disk: one safetensors file per directed pair, bound to the two models and the tokenizer by
-hash.
+"""A learned map on disk: one safetensors file per directed pair, bound to models and tokenizer by hash.
 
 Weights are stored in half precision and used in single; on pico the mean KL of a switch is the same to three
 digits either way. All metadata is one JSON string under one key, because safetensors writes several keys in

@@ -1,5 +1,4 @@
-"""The learned map between two rungs: for each destination layer an affine function of what is known of a
-token.
+"""The learned map between two rungs: each destination layer is affine in what is known of a token.
 
 Known are K and V of several source layers, with RoPE taken out of the keys (see ``features``), and the input
 that the first mapped layer of the destination reads, which the destination computes itself: it runs its first
@@ -23,9 +22,7 @@ from molt.kv.state import KVState, is_finite
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMap:
-    """K and V of one destination layer from K and V of ``sources``, rising layers of the source, and the
-    input.
-    """
+    """K and V of one destination layer from K and V of ``sources``, rising, and from the input."""
 
     sources: tuple[int, ...]
     weight: Tensor  # (p, 2 * H' * D') float32, p = len(sources) * 2 * H * D + hidden'
@@ -34,8 +31,10 @@ class LayerMap:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVMap:
-    """A directed map between two geometries: one ``LayerMap`` per destination layer from ``native_layers``
+    """A directed map between two geometries: a ``LayerMap`` for each destination layer from ``native_layers``
     on.
+
+    ``hidden`` is the width of the input that the maps are given.
     """
 
     source: KVLayout

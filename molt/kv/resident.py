@@ -45,8 +45,7 @@ class Resident:
     def read_below(
         self, cache: PreallocatedCache, ids: Sequence[int], positions: Sequence[int], layers: int
     ) -> Tensor:
-        """What layer ``layers`` reads of some tokens, (t, hidden); the layers before it fill their part of
-        the cache.
+        """What layer ``layers`` reads of some tokens, (t, hidden); those before fill their part of the cache.
 
         With 0 layers that is the token's own embedding, normalised, whatever the context.
         """

@@ -65,9 +65,7 @@ def solve(statistics: Statistics, features: Tensor, targets: Tensor, ridge: floa
 def unexplained(
     statistics: Statistics, features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor
 ) -> float:
-    """Squared error of a map (p, q), (q,) over the rows of ``statistics``, as a share of their variance: 1 -
-    R^2.
-    """
+    """Squared error of a map (p, q), (q,) over the rows of ``statistics`` by their variance: 1 - R^2."""
     weight = weight.double()
     offset = bias.double() + statistics.origin[features] @ weight - statistics.origin[targets]  # (q,)
     x_mean, y_mean = statistics.mean(features), statistics.mean(targets)

@@ -1,6 +1,4 @@
-"""The shipped maps on the shipped rungs, on documents nobody trained or fitted on, beside the controls they
-must beat.
-"""
+"""The shipped maps on the shipped rungs, on held-out documents, beside the controls they must beat."""
 
 from __future__ import annotations
 

@@ -126,9 +126,7 @@ def test_a_transplant_keeps_positions_capacity_and_source(
 
 
 def test_without_sinks_nothing_is_native(large: Resident, small: Resident, ids: list[int]) -> None:
-    """A cache whose first cell is not the first token: the destination must not read tokens that are not
-    held.
-    """
+    """Where the first tokens are not held, the destination must not read them either."""
     whole = large.read_afresh(ids).export()
     source = PreallocatedCache(large.layout, 10)
     source.append(whole.select(slice(20, 30)))
