@@ -31,6 +31,9 @@ def main() -> None:
     from sim import run
 
     app.command("sim")(run.command)
+    app.registered_commands.insert(
+        0, app.registered_commands.pop()
+    )  # the main command comes first in the help
     _run(app)
 
 
@@ -69,15 +72,22 @@ def options(
 
 
 @app.command()
-def replay(log: Annotated[Path, typer.Argument(metavar="LOG", help="An events.jsonl.")]) -> None:
+def replay(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="An events.jsonl.")],
+    policy: Annotated[
+        str | None, typer.Option(help="module:Class of the log's policy, where it is not an installed one.")
+    ] = None,
+) -> None:
     """Decide LOG again and compare every decision."""
     from molt.log import LogError
     from molt.replay import replay as decide_again
 
     try:
-        result = decide_again(log)
-    except (LogError, OSError) as error:
+        result = decide_again(log, policy)
+    except LogError as error:
         raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{log}: {error.strerror}") from error
     if result.difference is not None:
         seq, recorded, decided = result.difference
         print(f"{log}: seq {seq}: recorded {recorded}, decided again {decided}", file=sys.stderr)
@@ -95,8 +105,10 @@ def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of
 
     try:
         print(text_table(write_reports(folder)))
-    except (LogError, OSError) as error:
+    except LogError as error:
         raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}") from error
 
 
 @app.command()
@@ -114,10 +126,10 @@ def calibrate(
     ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Ladder name or file.")] = "pico",
     out: Annotated[Path | None, typer.Option(help="Profile to write; default <ladder>.json here.")] = None,
 ) -> None:
-    """Measure what every step costs on this machine and write a profile."""
+    """Measure what every step costs on this machine and write a profile. Let the machine do nothing else meanwhile."""
     from realproc.calibrate import calibrate as measure
 
-    measure(ladder, out or Path(f"{ladder}.json"))
+    measure(ladder, out or Path(f"{Path(ladder).stem}.json"))
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)

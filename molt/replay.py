@@ -11,6 +11,7 @@ from molt import log
 from molt.core.costs import CostModel
 from molt.core.ladder import Ladder
 from molt.core.scheduler import Scheduler
+from molt.errors import InputError
 from molt.plugins import make_policy
 
 
@@ -27,15 +28,19 @@ class Replay:
     difference: tuple[int, object, object] | None
 
 
-def replay(path: Path) -> Replay:
-    """Replay a log file. Raises ``LogError`` if it cannot be read, ``InputError`` if its policy is not installed."""
+def replay(path: Path, policy: str | None = None) -> Replay:
+    """Replay a log file, with ``policy`` in place of the name it gives.
+
+    Raises ``LogError`` if it cannot be read, ``InputError`` if its policy is not installed: a log, which may be
+    somebody else's, cannot choose code to run.
+    """
     header, records = log.read(path)
     seq = events = decisions = 0
     try:
         scheduler = Scheduler(
             log.restore(Ladder, header["ladder"]),
             log.restore(CostModel, header["costs"]),
-            make_policy(header["policy"]["source"], header["policy"]["params"]),
+            make_policy(policy or _installed_name(path, header), header["policy"]["params"]),
         )
         complete = bool(records) and records[-1]["kind"] == "end"
         for record, recorded in _facts(records):
@@ -51,6 +56,13 @@ def replay(path: Path) -> Replay:
     except (AttributeError, KeyError, TypeError) as error:
         raise log.LogError(f"{path}: after seq {seq}: {type(error).__name__}: {error}") from error
     return Replay(events, decisions, complete, None)
+
+
+def _installed_name(path: Path, header: Mapping[str, Any]) -> str:
+    name = header["policy"]["source"]
+    if not isinstance(name, str) or ":" in name:
+        raise InputError(f"{path}: policy {name!r}: a log cannot choose code to run; say --policy {name}")
+    return name
 
 
 def _facts(records: list[dict[str, Any]]) -> Iterator[tuple[Mapping[str, Any], list[dict[str, Any]]]]:

@@ -131,6 +131,12 @@ def sheds(run: Run) -> int:
     return sum(asked.get(r.get("decision", -1), "Shed") == "Shed" for r in run.events("ContextShed"))
 
 
+def context_lost_tokens(run: Run) -> int:
+    """Tokens of context that were shed and not read again: what an answer went on without. A cache that was dropped
+    whole costs reading instead, see tokens_reread."""
+    return sum(r.get("dropped_cells", 0) for r in run.events("ContextShed") if r.get("kept_cells"))
+
+
 def spills(run: Run) -> int:
     """Times a parked cache was written to disk (``Spill`` decisions); 0 while there is no such lever."""
     return sum(1 for _ in run.decisions("Spill"))
@@ -192,23 +198,23 @@ def foreground_stall_ms_max(run: Run) -> float | None:
 
 
 def switch_pause_ms_max(run: Run) -> float | None:
-    """The longest pause at a switch, milliseconds: the longest gap between successive tokens of one answer
-    with a change of rung between them."""
-    pauses = [attempt.pause_ns(seam) for attempt in run.surviving for seam in attempt.seams]
+    """The longest pause at a switch, milliseconds: the longest gap between successive tokens of one foreground
+    answer with a change of rung between them (a batch tenant's gap is mostly its waiting for a turn)."""
+    people = (attempt for attempt in run.surviving if attempt.kind == "foreground")
+    pauses = [attempt.pause_ns(seam) for attempt in people for seam in attempt.seams]
     return max((pause / NS_PER_MS for pause in pauses if pause is not None), default=None)
 
 
 def open_stall_ms_max(run: Run) -> float | None:
-    """The longest silence at the end, milliseconds: for answers that were open when the run ended, from their
-    last token, or from the first arrival, to the end. It is no gap between tokens: none came after it."""
-    return max(
-        (
-            (run.end_ns - (last.tokens[-1].at_ns if last.tokens else attempts[0].arrived_ns)) / NS_PER_MS
-            for attempts in run.answers.values()
-            if (last := attempts[-1]).fate is Fate.OPEN
-        ),
-        default=None,
-    )
+    """The longest silence at the end, milliseconds: for answers that were open when the run ended, from the
+    last token of any attempt, or from the first arrival, to the end. It is no gap between tokens: none came after it.
+    """
+    silences = []
+    for attempts in run.answers.values():
+        if attempts[-1].fate is Fate.OPEN:
+            heard = [token.at_ns for attempt in attempts for token in attempt.tokens[-1:]]
+            silences.append((run.end_ns - max(heard, default=attempts[0].arrived_ns)) / NS_PER_MS)
+    return max(silences, default=None)
 
 
 def percentiles(values: Iterable[float]) -> dict[str, float | None]:
@@ -248,7 +254,9 @@ def _stalls(attempts: Iterable[Attempt]) -> Iterator[Stall]:
 
 def overshoot_bytes_max(run: Run) -> int | None:
     """The highest usage minus budget, bytes, over the samples taken after the levers of a round while the
-    process was alive. Negative: the budget was never exceeded. ``None``: there is no such sample."""
+    process was alive. A kill ends a round too. Negative: every round ended below the budget; between a fall of the
+    budget and the end of the reaction it may be exceeded, see overshoot_byte_seconds. ``None``: there is no such
+    sample."""
     return max((s.usage - s.budget for s in run.samples if s.enforced and s.alive), default=None)
 
 
@@ -302,7 +310,8 @@ def handoff(run: Run) -> dict[str, float | int | None]:
     """What the switches cost in quality, means over the ``n`` switches that were measured: ``kl`` is
     KL(native || carried) in nats over the continuation, ``jsd`` the Jensen-Shannon divergence of source and
     carried on the first token, ``jsd_floor`` the same of source and native, ``recovered_context`` the part of
-    the benefit of the context that was kept (1: all, 0: as if there were none). ``None``: not measured."""
+    the benefit of the context that was kept (1: all, 0: as if there were none; above 1: by chance the carried
+    cache did better than the native one). ``None``: not measured."""
     measured = [seam.handoff for seam in _seams(run) if seam.handoff is not None]
     means: dict[str, float | int | None] = {}
     for name in HANDOFF_MEASURES:

@@ -24,8 +24,10 @@ README_ROWS = (
     "answers finished",
     "tokens lost",
     "tokens read again",
+    "TTFT p50 / p99",
     "longest pause, foreground",
-    "over budget, max",
+    "over budget after reaction",
+    "over budget × time",
     "handoff KL, nats",
     "recovered context",
 )

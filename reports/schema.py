@@ -81,6 +81,7 @@ class PolicySummary(Strict):
     answers_unfinished: int
     tokens_lost: int
     tokens_reread: int
+    context_lost_tokens: int
     foreground_stall_ms_max: float | None
     switch_pause_ms_max: float | None
     open_stall_ms_max: float | None

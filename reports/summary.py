@@ -42,6 +42,7 @@ METRICS: dict[str, Metric] = {
         metrics.answers_unfinished,
         metrics.tokens_lost,
         metrics.tokens_reread,
+        metrics.context_lost_tokens,
         metrics.foreground_stall_ms_max,
         metrics.switch_pause_ms_max,
         metrics.open_stall_ms_max,

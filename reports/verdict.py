@@ -116,9 +116,9 @@ def _memory(policy: Mapping[str, Any]) -> Iterator[str]:
     if over is None:
         return
     if over > 0:
-        yield f"After enforcement, memory was up to {show.size(over)} over the budget."
+        yield f"After reacting, or failing to, memory was up to {show.size(over)} over the budget."
     else:
-        yield f"After enforcement, memory was never over the budget; the least room was {show.size(-over)}."
+        yield f"After every reaction memory was within the budget; the least room was {show.size(-over)}."
 
 
 def _quality(policy: Mapping[str, Any]) -> Iterator[str]:
@@ -127,4 +127,5 @@ def _quality(policy: Mapping[str, Any]) -> Iterator[str]:
     if used:
         yield f"Tokens: {', '.join(used)}."
     if policy["sheds"]:
-        yield f"Context was dropped {show.count(policy['sheds'], 'time')}."
+        lost = show.count(policy["context_lost_tokens"], "token")
+        yield f"Contexts dropped: {policy['sheds']}; lost for good: {lost} of context."

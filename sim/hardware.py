@@ -23,8 +23,10 @@ def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
         costs = restore(CostModel, json.loads(path.read_text(encoding="utf-8")))
         _check_numbers(plain(costs), "")
     except FileNotFoundError:
+        shipped = sorted(file.stem for file in path.parent.glob("*.json")) if path.suffix else []
         raise InputError(
-            f"{name_or_path}: no such profile; `molt calibrate {ladder.name}` writes one"
+            f"profile {name_or_path!r}: no such profile (shipped: {', '.join(shipped)}); `molt calibrate` with the "
+            f"ladder's file writes one: then say hardware: {{profile: {ladder.name}.json}}"
         ) from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None

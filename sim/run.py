@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from molt import provenance, scenario
 from molt.core.costs import CostModel
+from molt.core.turns import step_ns_max
 from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
 from molt.engine.protocol import Engine
@@ -30,6 +31,7 @@ from molt.log import Log, plain
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.plugins import known_policies, make_policy
 from molt.scenario import PolicySpec, ResolvedScenario
+from molt.units import show_duration
 from sim.hardware import load_profile, slowed
 from sim.world import World
 
@@ -119,6 +121,7 @@ def simulate(
             begin = time.perf_counter()
             world.run()
             outcome.loop_s += time.perf_counter() - begin
+        on_progress(policy.name, job.scenario.horizon_ns)
         outcome.violations += world.violations
     return outcome
 
@@ -192,6 +195,18 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+def warn_if_slow(job: Job) -> None:
+    """Say on stderr when no policy can be sure to react before the OS kills."""
+    longest = max(len(t.request.prompt_ids) + t.request.max_tokens for t in job.scenario.tenants)
+    reaction_ns = max(step_ns_max(rung, longest) + rung.release_ns for rung in job.costs.rungs.values())
+    if reaction_ns >= job.scenario.kill_after_ns:
+        print(
+            f"warning: on this device a step and a release can take {show_duration(reaction_ns)}, and the OS kills "
+            f"after {show_duration(job.scenario.kill_after_ns)}: even a policy that reacts may be killed",
+            file=sys.stderr,
+        )
+
+
 def command(
     path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).")],
     policy: Annotated[
@@ -218,11 +233,16 @@ def command(
     begin = time.perf_counter()
     job = prepare(path, policies=policy or (), ladder=ladder, engine=engine, clock=clock, seed=seed)
     folder = new_folder(out, job.scenario.name)
+    warn_if_slow(job)
     with _progress() as progress:
-        tasks = {p.name: progress.add_task(p.name, total=job.scenario.horizon_ns) for _, p in job.policies}
-        outcome = simulate(job, folder, lambda name, now_ns: progress.update(tasks[name], completed=now_ns))
-        for task in tasks.values():
-            progress.update(task, completed=job.scenario.horizon_ns)
+        horizon_ns = job.scenario.horizon_ns
+        tasks = {p.name: progress.add_task(p.name, total=horizon_ns, start=False) for _, p in job.policies}
+
+        def show(name: str, now_ns: int) -> None:
+            progress.start_task(tasks[name])
+            progress.update(tasks[name], completed=now_ns)
+
+        outcome = simulate(job, folder, show)
     summary = write_reports(folder, wall_s=time.perf_counter() - begin, policies=tasks)
     print(summary_json(summary) if json_output else text_table(summary))
     simulated_s = len(job.policies) * job.scenario.horizon_ns / 1e9

@@ -192,6 +192,7 @@ class World:
     def _die(self) -> int:
         """Everything is lost at once; returns the usage the process died with."""
         self._flush_run()
+        self._record_memory(round=True)  # the round that was not finished in time
         usage = self._memory.usage_bytes
         self._alive = False
         self._engine.kill()
@@ -290,13 +291,15 @@ class World:
         self._put_cache(tenant)
 
     def _shed(self, decision: d.Shed, seq: int) -> None:
-        freed = self._engine.shed(decision.tenant, decision.keep_cells, self._guests[decision.tenant].rung)
+        rung = self._guests[decision.tenant].rung
+        freed = self._engine.shed(decision.tenant, decision.keep_cells, rung)
         self._put_cache(decision.tenant)
         self._feed(
             e.ContextShed(
                 at_ns=self._now_ns,
                 tenant=decision.tenant,
                 kept_cells=decision.keep_cells,
+                dropped_cells=freed // self._ladder.rung(rung).kv.bytes_per_token,
                 freed_bytes=freed,
                 decision=seq,
             )

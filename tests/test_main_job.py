@@ -243,6 +243,19 @@ def test_bad_input_is_one_line_and_status_2(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_device_too_slow_to_react_is_warned_about(tmp_path: Path) -> None:
+    text = (SCENARIOS / "below_floor.yaml").read_text(encoding="utf-8").replace("slowdown: 8", "slowdown: 80")
+    (tmp_path / "slow.yaml").write_text(text, encoding="utf-8")
+    (tmp_path / "prompts").symlink_to(SCENARIOS / "prompts")
+    slow = command("slow.yaml", "--engine", "modelled", "--out", "slow", cwd=tmp_path)
+    usual = command(
+        str(SCENARIOS / "below_floor.yaml"), "--engine", "modelled", "--out", "usual", cwd=tmp_path
+    )
+    assert slow.returncode == usual.returncode == 0
+    assert "may be killed" in slow.stderr
+    assert "may be killed" not in usual.stderr
+
+
 def test_a_violation_is_status_1(tmp_path: Path) -> None:
     """The control: a policy that promises what it does not keep is caught and the run fails."""
     (tmp_path / "liar.py").write_text(

@@ -43,6 +43,16 @@ def test_an_incomplete_log_is_called_so(tmp_path: Path) -> None:
     assert replay(path).complete
 
 
+def test_a_log_cannot_choose_code_to_run(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(
+        spike("molt").text.replace('"source":"molt"', '"source":"molt.policies.molt:Molt"', 1), "utf-8"
+    )
+    with pytest.raises(InputError, match="cannot choose code"):
+        replay(path)
+    assert replay(path, "molt.policies.molt:Molt").difference is None
+
+
 def test_replay_finds_the_decision_that_was_tampered_with(tmp_path: Path) -> None:
     """The control: a changed decision must be noticed."""
     path = tmp_path / "events.jsonl"

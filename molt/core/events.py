@@ -108,10 +108,12 @@ class TenantParked(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShed(Event):
-    """A tenant's oldest context is gone; ``kept_cells`` remain."""
+    """A tenant's oldest context is gone, ``dropped_cells`` of it; ``kept_cells`` remain, or none, and then the tokens
+    are read again."""
 
     tenant: str
     kept_cells: int
+    dropped_cells: int
     freed_bytes: int
     decision: int | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from molt.core.costs import CostModel, StepCost
+from molt.core.costs import CostModel, RungCosts, StepCost
 from molt.core.events import TenantKind
 from molt.core.state import Phase, State, Tenant
 
@@ -70,6 +70,11 @@ def in_turn(state: State) -> list[Tenant]:
         state.tenants.values(),
         key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.served // TURN_TOKENS, t.order),
     )
+
+
+def step_ns_max(costs: RungCosts, context: int) -> int:
+    """The longest time between two boundaries on a rung with ``context`` cells: a chunk of reading or one token."""
+    return max(costs.read.ns(_chunk(costs.read), context), costs.decode.ns(1, context))
 
 
 def next_step(state: State, costs: CostModel) -> Step | None:

@@ -128,7 +128,9 @@ class Story:
     def shed(self, at: int, keep: int, tenant: str = "chat") -> Story:
         seq = self.log.decision(d.Shed(tenant=tenant, keep_cells=keep), at * MS, 1)
         return self._event(
-            e.ContextShed(at_ns=at * MS, tenant=tenant, kept_cells=keep, freed_bytes=1, decision=seq)
+            e.ContextShed(
+                at_ns=at * MS, tenant=tenant, kept_cells=keep, dropped_cells=40, freed_bytes=1, decision=seq
+            )
         )
 
     def load(self, at: int, rung: str, *, asked: int | None = None) -> Story:

@@ -149,6 +149,11 @@ def test_parks_and_sheds_are_outcomes() -> None:
     assert (metrics.parks(run), metrics.sheds(run), metrics.spills(run)) == (2, 1, 0)
 
 
+def test_only_context_that_is_not_read_again_is_lost() -> None:
+    story = Story().arrive(0).admit(0).park(10).shed(20, 4).shed(30, 0)
+    assert metrics.context_lost_tokens(story.run()) == 40
+
+
 def test_a_cache_dropped_to_be_read_again_is_not_shed() -> None:
     story = Story().arrive(0).demote(10, "tier0", "tier1", route=RouteKind.REREAD)
     seq = next(story.run().decisions("Demote"))["seq"]

@@ -253,7 +253,10 @@ def test_table_names_policies_and_marks_harm() -> None:
     lines = {row.label: row.cells for row in rows(summary)}
     assert [(c.text, c.alarm) for c in lines["killed by the OS"]] == [("1", True), ("0", False)]
     assert [(c.text, c.alarm) for c in lines["answers finished"]] == [("1 of 2", True), ("1 of 1", False)]
-    assert [(c.text, c.alarm) for c in lines["over budget, max"]] == [("+300B", True), ("-140B", False)]
+    assert [(c.text, c.alarm) for c in lines["over budget after reaction"]] == [
+        ("+300B", True),
+        ("-140B", False),
+    ]
     assert [c.text for c in lines["tokens on tier0"]] == ["100 %", "60 %"]
     assert [c.text for c in lines["longest pause at a switch"]] == ["–", "150ms"]
     assert [c.text for c in lines["handoff KL, nats"]] == ["– (n=0)", "0.25 (n=1)"]
@@ -275,7 +278,7 @@ def test_verdict_on_a_survivor() -> None:
     tone, headline, text = _verdict(survivor().run())
     assert (tone, headline) == (Tone.GOOD, "Never killed, 1 of 1 answer finished")
     assert "Longest pause 150ms (chat, from 0.3 s)." in text
-    assert "never over the budget; the least room was 140B" in text
+    assert "within the budget; the least room was 140B" in text
     assert "60 % from tier0, 40 % from tier1" in text
 
 
