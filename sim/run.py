@@ -131,7 +131,8 @@ def _engine(job: Job) -> Engine:
         return ModelledEngine(job.spec.ladder)
     from molt.engine.real import RealEngine  # torch: seconds to import, and not needed by the modelled engine
 
-    return RealEngine(job.spec, measure_handoff=True)
+    # Judging a switch takes time that must not count as the switch's own.
+    return RealEngine(job.spec, measure_handoff=job.clock is Clock.PROFILE)
 
 
 def _header(job: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
@@ -218,7 +219,9 @@ def command(
     engine: Annotated[
         EngineKind, typer.Option(help="Real model steps, or their costs only.")
     ] = EngineKind.REAL,
-    clock: Annotated[Clock, typer.Option(help="Time of a step: profiled or measured.")] = Clock.PROFILE,
+    clock: Annotated[
+        Clock, typer.Option(help="Time of a step: profiled, or measured (then quality is not).")
+    ] = Clock.PROFILE,
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the scenario's.")] = None,
     out: Annotated[Path | None, typer.Option(help="New folder for the results.")] = None,
     json_output: Annotated[
