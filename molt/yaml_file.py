@@ -83,7 +83,7 @@ def validate(model: type[M], data: object, path: Path) -> M:
         problems = error.errors(include_url=False)
         first, others = _worst(problems, model, data)
         place = _place(first, data)
-        more = f" (and {others} more)" if others else ""
+        more = f"; {others} more wrong in this file" if others else ""
         dotted = f"{dot(place)}: " if place else ""
         raise InputError(f"{_at(path, place)}{dotted}{_explain(first, model)}{more}") from None
 

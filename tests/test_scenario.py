@@ -191,7 +191,7 @@ BROKEN = {
     "unknown key of a tenant": (
         "max_tokens",
         "maxtokens",
-        "line 19: tenants[0].maxtokens: unknown key; did you mean 'max_tokens'? (and 1 more)",
+        "line 19: tenants[0].maxtokens: unknown key; did you mean 'max_tokens'?; 1 more wrong in this file",
     ),
     "unknown key of the hardware": (
         "slowdown",

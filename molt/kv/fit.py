@@ -272,6 +272,10 @@ def command(
         print(json.dumps([asdict(one.card) for one in fitted], indent=1))
     else:
         print("\n\n".join(table(one) for one in fitted))
+        print(
+            f"in use once the ladder's file says so: maps: {{folder: {fitted[0].path.parent}}}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

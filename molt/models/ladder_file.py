@@ -113,7 +113,7 @@ def _ladder_path(name_or_path: str | Path) -> Path:
     if name_or_path in ladder_names():
         return _shipped() / f"{name_or_path}.yaml"
     known = nearest(name_or_path, ladder_names())
-    raise LadderError(f"{_shipped()}: no ladder is named {show(name_or_path)}; {known}")
+    raise LadderError(f"ladder: no ladder is named {show(name_or_path)}; {known}")
 
 
 # --- rungs ---
