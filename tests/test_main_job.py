@@ -178,6 +178,18 @@ def test_molt_stalls_less_than_restart(real: Path) -> None:
     assert policies["molt"]["killed"] == policies["molt"]["answers_lost"] == 0
 
 
+def test_the_wall_clock_in_place_of_the_profile(tmp_path: Path) -> None:
+    """``--clock measured``: other times, the same guarantees, and no switch is charged for its own judging."""
+    arguments = (str(SCENARIOS / "spike_mid_answer.yaml"), "--policy", "molt", "--clock", "measured")
+    done = command(*arguments, "--out", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout)["policies"]["molt"]
+    assert numbers["killed"] == 0
+    assert numbers["tokens_out"] > 0
+    assert numbers["overshoot_bytes_max"] <= 0
+    assert numbers["handoff"]["n"] == 0
+
+
 def test_the_text_of_a_real_run_is_whole(real: Path) -> None:
     _, records = logs(real)["molt"]
     text = "".join(piece for r in of(records, "TokensProduced") for piece in r["pieces"])
