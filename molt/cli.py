@@ -31,9 +31,7 @@ def main() -> None:
     from sim import run
 
     app.command("sim")(run.command)
-    app.registered_commands.insert(
-        0, app.registered_commands.pop()
-    )  # the main command comes first in the help
+    app.registered_commands.insert(0, app.registered_commands.pop())  # the main command: first in the help
     _run(app)
 
 
@@ -79,15 +77,9 @@ def replay(
     ] = None,
 ) -> None:
     """Decide LOG again and compare every decision."""
-    from molt.log import LogError
     from molt.replay import replay as decide_again
 
-    try:
-        result = decide_again(log, policy)
-    except LogError as error:
-        raise InputError(str(error)) from error
-    except OSError as error:
-        raise InputError(f"{log}: {error.strerror}") from error
+    result = decide_again(log, policy)
     if result.difference is not None:
         seq, recorded, decided = result.difference
         print(f"{log}: seq {seq}: recorded {recorded}, decided again {decided}", file=sys.stderr)
@@ -99,14 +91,11 @@ def replay(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]) -> None:
     """Write the reports of RUN again from its logs."""
-    from molt.log import LogError
     from reports.from_run import write_reports
     from reports.table import text_table
 
     try:
         print(text_table(write_reports(folder)))
-    except LogError as error:
-        raise InputError(str(error)) from error
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from error
 

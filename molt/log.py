@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from molt.core import decisions, events
+from molt.errors import InputError
 
 SCHEMA = 1
 
@@ -40,7 +41,11 @@ _PLAIN_TYPES = frozenset({int, str, float, bool, type(None)})
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-class LogError(ValueError):
+FILE_NAME = "events.jsonl"
+"""What a log is called in the folder of its policy."""
+
+
+class LogError(InputError):
     """A log that cannot be read; the message names the file and the line."""
 
 
@@ -164,6 +169,8 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as source:
             lines = source.readlines()
+    except OSError as error:
+        raise LogError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise LogError(f"{path}: not UTF-8 (byte {error.start}); not a molt log") from None
     for number, line in enumerate(lines, start=1):

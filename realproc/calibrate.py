@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -126,19 +127,15 @@ def _decoding(engine: Engine, rung: str, context: int) -> Iterator[Callable[[], 
             yield lambda: engine.decode(tenant, 1)
 
 
-class _generation:
-    """A generation for the time of a ``with`` block."""
-
-    def __init__(self, engine: Engine, rung: str, prompt_ids: tuple[int, ...]) -> None:
-        self._engine, self._rung, self._request = engine, rung, _request(prompt_ids)
-
-    def __enter__(self) -> str:
-        capacity = len(self._request.prompt_ids) + self._request.max_tokens - 1
-        self._engine.admit("calibration", self._request, self._rung, capacity)
-        return "calibration"
-
-    def __exit__(self, *error: object) -> None:
-        self._engine.finish("calibration")
+@contextmanager
+def _generation(engine: Engine, rung: str, prompt_ids: tuple[int, ...]) -> Iterator[str]:
+    """A generation for the time of a ``with`` block; gives its tenant's name."""
+    request = _request(prompt_ids)
+    engine.admit("calibration", request, rung, len(prompt_ids) + request.max_tokens - 1)
+    try:
+        yield "calibration"
+    finally:
+        engine.finish("calibration")
 
 
 def _route(

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from molt.log import LogError
+from molt.log import FILE_NAME, LogError
 from reports.page import contents, html_page, markdown_page
 from reports.run import Run
 from reports.summary import summarise_runs, summary_json
 from reports.texts import file_names, tenant_text
 
-LOG_NAME = "events.jsonl"
 SUMMARY_NAME = "summary.json"
 
 
@@ -40,9 +39,9 @@ def write_reports(
 
 
 def _read_runs(out_dir: Path) -> dict[str, Run]:
-    paths = sorted(out_dir.glob(f"*/{LOG_NAME}"))
+    paths = sorted(out_dir.glob(f"*/{FILE_NAME}"))
     if not paths:
-        raise LogError(f"{out_dir}: no log here (looked for */{LOG_NAME})")
+        raise LogError(f"{out_dir}: no log here (looked for */{FILE_NAME})")
     return {path.parent.name: Run.read(path) for path in paths}
 
 

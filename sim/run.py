@@ -27,15 +27,13 @@ from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
 from molt.engine.protocol import Engine
 from molt.errors import InputError
-from molt.log import Log, plain
+from molt.log import FILE_NAME, Log, plain
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.plugins import known_policies, make_policy
 from molt.scenario import PolicySpec, ResolvedScenario
 from molt.units import show_duration
 from sim.hardware import load_profile, slowed
 from sim.world import World
-
-LOG_NAME = "events.jsonl"
 
 
 class EngineKind(StrEnum):
@@ -107,7 +105,7 @@ def simulate(
     for named, policy in job.policies:
         folder = out / policy.name
         folder.mkdir(parents=True)
-        with (folder / LOG_NAME).open("w", encoding="utf-8", newline="\n") as sink:
+        with (folder / FILE_NAME).open("w", encoding="utf-8", newline="\n") as sink:
             world = World(
                 job.scenario,
                 job.spec.ladder,

@@ -123,6 +123,11 @@ def test_a_log_that_makes_no_sense_is_refused_in_a_line(tmp_path: Path, text: st
     assert "\n" not in str(caught.value)
 
 
+def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere.jsonl: No such file"):
+        replay(tmp_path / "nowhere.jsonl")
+
+
 def test_a_binary_file_is_no_log(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"\x7fELF\xff\xfe")

@@ -132,7 +132,7 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
 def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
     dest = placement.rung
     route = route_kind(tenant, dest, ladder, carry=placement.carry)
-    dropped = 0 if route is RouteKind.REREAD else tenant.dropped
+    read_again = tenant.dropped if route is RouteKind.REREAD else 0
     lever = _direction(tenant, dest, ladder)
     assert tenant.cache_rung is not None
     return lever(
@@ -140,7 +140,7 @@ def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
         source=tenant.cache_rung,
         dest=dest,
         route=route,
-        capacity=tenant.full_capacity + tenant.dropped - dropped,
+        capacity=tenant.full_capacity + read_again,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -55,13 +56,17 @@ class View:
 
     def waiting(self) -> list[Tenant]:
         """Tenants that have none yet: foreground first, then in order of arrival."""
-        waiting = [t for t in self.state.tenants.values() if t.phase is Phase.WAITING]
-        return sorted(waiting, key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.order))
+        return by_protection([t for t in self.state.tenants.values() if t.phase is Phase.WAITING])
 
     def level(self) -> int | None:
         """Index of the lowest rung an active tenant is to run on; ``None`` when nobody is active."""
         targets = [t.target for t in self.state.tenants.values() if t.target is not None]
         return max((self.ladder.index(target) for target in targets), default=None)
+
+
+def by_protection(tenants: Iterable[Tenant]) -> list[Tenant]:
+    """Tenants from the one to be spared longest: foreground before batch, and within a kind in order of arrival."""
+    return sorted(tenants, key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.order))
 
 
 PROMISES = frozenset({"never_killed", "bounded_overshoot"})

@@ -1,13 +1,19 @@
-"""What every policy does with newcomers: let them in, in order, for as long as there is room."""
+"""What every policy does with newcomers: let them in, in order, for as long as there is room, or let them wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from molt.core.plan import Placement, Plan, Run, Wait
 from molt.core.state import Tenant
 from molt.core.view import View
+
+
+def others_wait(view: View, placements: Mapping[str, Placement]) -> Plan:
+    """A plan of these placements, in which every newcomer that has none waits."""
+    waiting: dict[str, Placement] = {tenant.name: Wait() for tenant in view.waiting()}
+    return Plan(placements={**waiting, **placements})
 
 
 def admit_while_room(

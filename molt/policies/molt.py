@@ -27,8 +27,8 @@ from typing import ClassVar
 from molt.core.events import TenantKind
 from molt.core.plan import Placement, Plan, Rest, Run, Wait
 from molt.core.state import Phase, Tenant
-from molt.core.view import View
-from molt.policies.admission import admit_while_room
+from molt.core.view import View, by_protection
+from molt.policies.admission import admit_while_room, others_wait
 
 Rank = tuple[int, int]
 """How harmful a posture is: (0, level of the rung), (1, tenants not running), (2, 0) all parked, (3, 0) shed."""
@@ -64,9 +64,8 @@ class Molt:
         better: Plan | None = None
         for rank, plan in self._postures(view):
             recovery = here is not None and rank < here
-            back = (
-                recovery and here is not None and here[0] > 0
-            )  # somebody stands still: little is better than nothing
+            # Where somebody stands still, little is better than nothing.
+            back = recovery and here is not None and here[0] > 0
             if not view.fits(plan, self.margin if recovery and (cooling or not back) else 0.0):
                 continue
             if recovery and cooling and not (back and (rank[0] == 1 or rank == (0, bottom))):
@@ -92,8 +91,8 @@ class Molt:
     def _postures(self, view: View) -> Iterator[tuple[Rank, Plan]]:
         must = _must_run(view)
         if not must:
-            yield (0, 0), replace(_placed(view, {}), keep=view.state.resident)
-            yield (0, 0), _placed(view, {})
+            yield (0, 0), replace(others_wait(view, {}), keep=view.state.resident)
+            yield (0, 0), others_wait(view, {})
             return
         levels = range(len(view.ladder.rungs))
         for carry in (True, False):
@@ -102,7 +101,7 @@ class Molt:
         for out in range(1, len(must)):
             for carry in (True, False):
                 yield (1, out), _some_run(view, must, out, carry=carry)
-        yield (2, 0), _placed(view, {tenant.name: _aside(tenant) for tenant in must})
+        yield (2, 0), others_wait(view, {tenant.name: _aside(tenant) for tenant in must})
 
     def _all_run(self, view: View, must: list[Tenant], rung: str, *, carry: bool) -> Plan:
         plan = Plan(placements={tenant.name: Run(rung, carry) for tenant in must})
@@ -113,8 +112,8 @@ class Molt:
         """All parked; contexts shortened to ``min_cells``, then dropped whole, the least protected first, until
         the rest fits."""
         placements: dict[str, Placement] = {tenant.name: _aside(tenant) for tenant in _must_run(view)}
-        excess = view.peak_of(_placed(view, placements)) - view.budget_bytes
-        admitted = _by_protection(view.admitted())[::-1]
+        excess = view.peak_of(others_wait(view, placements)) - view.budget_bytes
+        admitted = by_protection(view.admitted())[::-1]
         kept = {tenant.name: tenant.cells for tenant in admitted}
         for least in (self.min_cells, 0):
             for tenant in admitted:
@@ -126,7 +125,7 @@ class Molt:
                     kept[tenant.name] -= cells
                     placements[tenant.name] = Rest(keep_cells=kept[tenant.name])
                     excess -= cells * cell_bytes
-        return _placed(view, placements)
+        return others_wait(view, placements)
 
 
 def _rungs(plan: Plan) -> frozenset[str]:
@@ -154,30 +153,21 @@ def _must_run(view: View) -> list[Tenant]:
     claims = [tenant for tenant in feasible if tenant.kind is TenantKind.FOREGROUND]
     if not admitted and not claims:
         claims = feasible[:1]
-    return _by_protection(admitted + claims)
+    return by_protection(admitted + claims)
 
 
 def _could_run(view: View, newcomer: Tenant) -> bool:
     """Whether a newcomer would fit on the smallest rung with everybody else parked; if not, it has no claim yet."""
     placements: dict[str, Placement] = {tenant.name: Rest() for tenant in view.admitted()}
-    return view.fits(_placed(view, {**placements, newcomer.name: Run(view.ladder.bottom.name)}))
-
-
-def _by_protection(tenants: list[Tenant]) -> list[Tenant]:
-    return sorted(tenants, key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.order))
+    return view.fits(others_wait(view, {**placements, newcomer.name: Run(view.ladder.bottom.name)}))
 
 
 def _some_run(view: View, must: list[Tenant], out: int, *, carry: bool) -> Plan:
     bottom = view.ladder.bottom.name
     placements: dict[str, Placement] = {tenant.name: Run(bottom, carry) for tenant in must[:-out]}
     placements.update({tenant.name: _aside(tenant) for tenant in must[-out:]})
-    return _placed(view, placements)
+    return others_wait(view, placements)
 
 
 def _aside(tenant: Tenant) -> Placement:
     return Wait() if tenant.phase is Phase.WAITING else Rest()
-
-
-def _placed(view: View, placements: dict[str, Placement]) -> Plan:
-    waiting: dict[str, Placement] = {tenant.name: Wait() for tenant in view.waiting()}
-    return Plan(placements={**waiting, **placements})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from molt.core.events import TenantKind
-from molt.core.plan import Placement, Plan, Rest, Run, Wait
-from molt.core.view import View
-from molt.policies.admission import admit_while_room
+from molt.core.plan import Placement, Plan, Rest, Run
+from molt.core.view import View, by_protection
+from molt.policies.admission import admit_while_room, others_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,13 @@ class Restart:
 
     def _some_run(self, view: View) -> Plan:
         """On the smallest rung, as many as fit, foreground first; the others drop their caches and come back later."""
-        admitted = sorted(view.admitted(), key=lambda t: (t.kind is not TenantKind.FOREGROUND, t.order))
-        waiting: dict[str, Placement] = {tenant.name: Wait() for tenant in view.waiting()}
+        admitted = by_protection(view.admitted())
         for running in range(len(admitted) - 1, -1, -1):
             placements: dict[str, Placement] = {
                 tenant.name: Run(view.ladder.bottom.name, carry=False) for tenant in admitted[:running]
             }
             placements.update({tenant.name: Rest(keep_cells=0) for tenant in admitted[running:]})
-            plan = Plan(placements={**waiting, **placements})
+            plan = others_wait(view, placements)
             if view.fits(plan):
                 return plan
         return plan
@@ -54,6 +52,6 @@ class Restart:
             plan = admit_while_room(view, Plan(placements={}), waiting, rung.name)
             if any(isinstance(placement, Run) for placement in plan.placements.values()):
                 return plan
-        stay = {tenant.name: Wait() for tenant in waiting}
-        warm = Plan(placements=stay, keep=view.state.resident)
-        return warm if view.fits(warm) else Plan(placements=stay)
+        cold = others_wait(view, {})
+        warm = replace(cold, keep=view.state.resident)
+        return warm if view.fits(warm) else cold
