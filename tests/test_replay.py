@@ -124,7 +124,7 @@ def test_a_log_that_makes_no_sense_is_refused_in_a_line(tmp_path: Path, text: st
 
 
 def test_a_log_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere.jsonl: No such file"):
+    with pytest.raises(InputError, match=r"nowhere\.jsonl: No such file"):
         replay(tmp_path / "nowhere.jsonl")
 
 
