@@ -1,0 +1,258 @@
+"""The control groups this process is in: layout, what they allow, and whether a limit of one's own can be set.
+
+Rules of this module:
+
+- Everything is read below ``root``, so that a test can make up a whole machine.
+- A group is limited by each of its ancestors as well: the tightest counts.
+- What is missing or makes no sense is ``None``, never an exception.
+- What ``try_limit`` makes it removes, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+UNLIMITED_BYTES = 2**60
+"""v1 has no word for "no limit": it writes the largest multiple of a page."""
+
+TRIAL_NAME = "molt-doctor"
+TRIAL_LIMIT_BYTES = 64 * 2**20
+
+Layout = Literal["v1", "v2", "hybrid", "none"]
+Version = Literal["v1", "v2"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroups:
+    """What the control groups of this process allow.
+
+    ``memory_folders`` has its memory group and that one's ancestors, inmost first. ``limit_bytes`` is the tightest
+    limit among them, ``room_bytes`` what is left below it when clean file pages are given up; ``None`` without one.
+    ``quota_cores`` is the processor time allowed, in cores.
+    """
+
+    layout: Layout
+    memory: Version | None
+    memory_folders: tuple[str, ...]
+    limit_bytes: int | None
+    room_bytes: int | None
+    quota_cores: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitTrial:
+    """Whether a memory limit could be set on a new group; where it worked, or what stood against it."""
+
+    settable: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A mounted hierarchy; ``controllers`` is empty for v2, whose groups name their own."""
+
+    version: Version
+    controllers: frozenset[str]
+    inner: PurePosixPath
+    point: Path
+
+
+def read_groups(root: Path = Path("/")) -> ControlGroups:
+    """The control groups of this process, from ``/proc/self`` and what is mounted."""
+    mounts = list(_mounts(root))
+    own = _own_paths(root)
+    memory, chain = _memory_chain(mounts, own)
+    limits = [(limit, _in_use(folder)) for folder in chain if (limit := _limit(folder, memory)) is not None]
+    return ControlGroups(
+        layout=_layout(mounts),
+        memory=memory,
+        memory_folders=tuple(map(str, chain)),
+        limit_bytes=min((limit for limit, _ in limits), default=None),
+        room_bytes=min((max(0, limit - used) for limit, used in limits if used is not None), default=None),
+        quota_cores=_quota(mounts, own),
+    )
+
+
+def try_limit(groups: ControlGroups) -> LimitTrial:
+    """Make a memory group, set its limit and remove it: in the own group, or the nearest ancestor that lets us.
+
+    A v2 group can only limit children where ``cgroup.subtree_control`` hands the controller down; that is looked at
+    and left as it is.
+    """
+    if groups.memory is None:
+        return LimitTrial(False, "no memory controller")
+    limit_file = "memory.max" if groups.memory == "v2" else "memory.limit_in_bytes"
+    refused, kept = [], []
+    for folder in map(Path, groups.memory_folders):
+        if (
+            groups.memory == "v2"
+            and "memory" not in (read_text(folder / "cgroup.subtree_control") or "").split()
+        ):
+            kept.append(f"{folder}: does not hand the memory controller down")
+        elif reason := _refusal(folder, limit_file):
+            refused.append(f"{folder}: {reason}")
+        else:
+            return LimitTrial(True, str(folder))
+    return LimitTrial(False, (refused + kept)[0])
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a small file; ``None`` where there is none or it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def read_count(path: Path) -> int | None:
+    """The non-negative number in a file; ``None`` for words such as ``max``, and for anything else."""
+    return as_count(read_text(path))
+
+
+def as_count(text: str | None) -> int | None:
+    """A number of ASCII digits that fits a machine word, or ``None``."""
+    return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
+
+
+# --- a trial ---
+
+
+def _refusal(parent: Path, limit_file: str) -> str | None:
+    """Why no group with a limit can be had below ``parent``; ``None`` if one was made, limited and removed."""
+    folder = parent / f"{TRIAL_NAME}-{os.getpid()}"
+    try:
+        make_group(folder)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    try:
+        set_limit(folder / limit_file)
+    except OSError as error:
+        return f"{limit_file}: {error.strerror or type(error).__name__}"
+    finally:
+        with contextlib.suppress(OSError):
+            remove_group(folder)
+    return None
+
+
+def make_group(folder: Path) -> None:
+    """Make a control group; the kernel puts its files into it."""
+    folder.mkdir()
+
+
+def remove_group(folder: Path) -> None:
+    """Remove an empty control group; its files go with it."""
+    folder.rmdir()
+
+
+def set_limit(file: Path) -> None:
+    """Write the trial's limit to a file that must be there."""
+    handle = os.open(file, os.O_WRONLY)  # no O_CREAT: only a kernel's file is a limit
+    try:
+        os.write(handle, str(TRIAL_LIMIT_BYTES).encode())
+    finally:
+        os.close(handle)
+
+
+# --- where the groups are ---
+
+_CONTROLLERS = frozenset(("memory", "cpu", "cpuacct", "cpuset", "blkio", "pids", "devices", "freezer"))
+
+
+def _mounts(root: Path) -> Iterator[_Mount]:
+    """Hierarchies in ``/proc/self/mountinfo``: ``id parent dev inner point options … - type source options``."""
+    for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, types = before.split(), after.split()
+        if len(fields) < 5 or len(types) < 3 or types[0] not in ("cgroup", "cgroup2"):
+            continue
+        version: Version = "v2" if types[0] == "cgroup2" else "v1"
+        controllers = frozenset(types[2].split(",")) if version == "v1" else frozenset[str]()
+        point = root / _unescaped(fields[4]).lstrip("/")
+        yield _Mount(version, controllers, PurePosixPath(_unescaped(fields[3])), point)
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-3][0-7]{2})", lambda match: chr(int(match[1], 8)), path)
+
+
+def _own_paths(root: Path) -> dict[str, PurePosixPath]:
+    """Path of the own group for each v1 controller; that of v2 under ``""``."""
+    paths: dict[str, PurePosixPath] = {}
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if number.isdigit() and colon and path.startswith("/"):
+            paths.update(dict.fromkeys(controllers.split(","), PurePosixPath(path)))
+    return paths
+
+
+def _layout(mounts: list[_Mount]) -> Layout:
+    v1 = any(mount.controllers & _CONTROLLERS for mount in mounts)  # systemd mounts one of v1 without any
+    v2 = any(mount.version == "v2" for mount in mounts)
+    return "hybrid" if v1 and v2 else "v1" if v1 else "v2" if v2 else "none"
+
+
+def _chain(
+    mounts: list[_Mount], own: dict[str, PurePosixPath], controller: str, version: Version
+) -> list[Path]:
+    """Folders of the own group of a controller and of its ancestors, as far as they are mounted."""
+    for mount in mounts:
+        key = controller if version == "v1" else ""
+        if mount.version != version or key not in (mount.controllers or ("",)) or key not in own:
+            continue
+        path = own[key]
+        inside = path.is_relative_to(mount.inner) and ".." not in path.parts
+        folder = mount.point / path.relative_to(mount.inner) if inside else mount.point
+        if not folder.is_dir():  # the group as seen from outside of a container
+            folder = mount.point
+        chain = [folder, *folder.parents]
+        return [one for one in chain[: chain.index(mount.point) + 1] if one.is_dir()]
+    return []
+
+
+def _memory_chain(mounts: list[_Mount], own: dict[str, PurePosixPath]) -> tuple[Version | None, list[Path]]:
+    if chain := _chain(mounts, own, "memory", "v1"):
+        return "v1", chain
+    chain = _chain(mounts, own, "memory", "v2")
+    if any("memory" in (read_text(folder / "cgroup.controllers") or "").split() for folder in chain):
+        return "v2", chain
+    return None, []
+
+
+# --- what they allow ---
+
+
+def _limit(folder: Path, version: Version | None) -> int | None:
+    limit = read_count(folder / ("memory.max" if version == "v2" else "memory.limit_in_bytes"))
+    return None if limit is None or limit >= UNLIMITED_BYTES else limit
+
+
+def _in_use(folder: Path) -> int | None:
+    """Bytes charged to a group, without the file pages that the kernel drops before it kills."""
+    used = read_count(folder / "memory.current")
+    if used is None:
+        used = read_count(folder / "memory.usage_in_bytes")
+    if used is None:
+        return None
+    stat = dict(
+        line.split(" ", 1) for line in (read_text(folder / "memory.stat") or "").splitlines() if " " in line
+    )
+    inactive = as_count(stat.get("total_inactive_file", stat.get("inactive_file")))
+    return max(0, used - (inactive or 0))
+
+
+def _quota(mounts: list[_Mount], own: dict[str, PurePosixPath]) -> float | None:
+    pairs = [
+        (read_count(folder / "cpu.cfs_quota_us"), read_count(folder / "cpu.cfs_period_us"))
+        for folder in _chain(mounts, own, "cpu", "v1")
+    ]
+    for folder in _chain(mounts, own, "cpu", "v2"):
+        words = (read_text(folder / "cpu.max") or "").split()
+        pairs += [(as_count(words[0]), as_count(words[1]))] if len(words) == 2 else []
+    return min((quota / period for quota, period in pairs if quota and period), default=None)
