@@ -127,3 +127,13 @@ def fit(context: typer.Context) -> None:
     from molt.kv.fit import command
 
     _single(command)(context.args, prog_name="molt fit")
+
+
+@app.command()
+def doctor(
+    json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Tell what this machine offers and what would make results wrong on it, each with the remedy."""
+    from realproc.doctor import command
+
+    command(json_output)
