@@ -7,11 +7,7 @@ what was found, why it matters and the remedy. Where the machine does not tell, 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +15,9 @@ import typer
 from molt import provenance
 from molt.log import plain
 from molt.units import show_size
-from realproc.control_groups import LimitTrial, try_limit
-from realproc.ladder_needs import CONTEXT_CELLS, LadderNeed, ladder_needs
-from realproc.machine import Machine, read_machine
-from realproc.torch_facts import TorchFacts, read_torch
+from realproc.diagnosis import Diagnosis, Finding, Severity, diagnose
+from realproc.doctor_page import show
+from realproc.ladder_needs import CONTEXT_CELLS
 
 BUSY_SHARE = 0.7
 """Load per core from which other work distorts timings."""
@@ -31,73 +26,6 @@ DISK_BYTES_MIN = 10 * 2**30
 INT8_FLAGS = frozenset(("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"))
 SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp")  # their "powersave" raises the clock under load
 SECOND_NS = 1_000_000_000
-
-
-class Severity(StrEnum):
-    """Fine; good to know when reading results; or enough to make them wrong."""
-
-    OK = "ok"
-    NOTE = "note"
-    WRONG = "wrong"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found. ``why`` and ``remedy`` are empty where all is well."""
-
-    severity: Severity
-    about: str
-    found: str
-    why: str = ""
-    remedy: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """The folder that downloaded models go to, and the free bytes of its disk."""
-
-    folder: str
-    free_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Everything that is looked at, once."""
-
-    machine: Machine
-    limits: LimitTrial
-    torch: TorchFacts | None
-    ladders: tuple[LadderNeed, ...]
-    cache: Cache
-
-    @property
-    def cores(self) -> int | None:
-        """Cores this process may use."""
-        return self.machine.processor.cores_allowed or self.machine.processor.cores
-
-    @property
-    def free_bytes(self) -> int | None:
-        """Memory that can still be had before anything is killed: of the machine, or of the own control group."""
-        both = (self.machine.memory.available_bytes, self.machine.groups.room_bytes)
-        return min((size for size in both if size is not None), default=None)
-
-
-def diagnose() -> Diagnosis:
-    """Look at the real machine. The load is read first, before looking adds to it."""
-    machine = read_machine()
-    return Diagnosis(machine, try_limit(machine.groups), read_torch(), ladder_needs(), read_cache())
-
-
-def read_cache() -> Cache:
-    """Where the hub's client keeps models; the folder need not exist yet."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    folder = Path(HF_HUB_CACHE)
-    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
-    try:
-        return Cache(str(folder), shutil.disk_usage(existing).free)
-    except OSError:
-        return Cache(str(folder), None)
 
 
 def findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
@@ -512,8 +440,6 @@ def command(
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Tell what this machine offers and what would make results wrong on it, each with the remedy."""
-    from realproc.doctor_page import show
-
     diagnosis = diagnose()
     if json_output:
         print(as_json(diagnosis))

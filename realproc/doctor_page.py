@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
@@ -11,11 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from molt.units import show_size
+from realproc.diagnosis import Diagnosis, Finding, Severity
 from realproc.machine import Machine
 from reports.show import printable
-
-if TYPE_CHECKING:  # the command imports this module, perhaps as __main__
-    from realproc.doctor import Diagnosis, Finding
 
 ABSENT = "not available here"
 SHOWN_FLAGS = (
@@ -24,8 +21,8 @@ SHOWN_FLAGS = (
     *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
 HEADINGS = {
-    "wrong": ("What would make results wrong", "bold red"),
-    "note": ("What to keep in mind", "bold yellow"),
+    Severity.WRONG: ("What would make results wrong", "bold red"),
+    Severity.NOTE: ("What to keep in mind", "bold yellow"),
 }
 
 
@@ -37,14 +34,14 @@ def show(diagnosis: Diagnosis, findings: Sequence[Finding], console: Console | N
     _section(console, "Ladders", "bold")
     console.print(_facts(_ladders(diagnosis)))
     for severity, (heading, style) in HEADINGS.items():
-        chosen = [finding for finding in findings if finding.severity == severity]
+        chosen = [finding for finding in findings if finding.severity is severity]
         if chosen:
             _section(console, heading, style)
         for finding in chosen:
             console.print(_text(f"{finding.about}: {finding.found}"))
             console.print(Padding(_text(finding.why), (0, 0, 0, 4)))
             console.print(Padding(_text(f"→ {finding.remedy}"), (0, 0, 0, 4)))
-    fine = [finding.about for finding in findings if finding.severity == "ok"]
+    fine = [finding.about for finding in findings if finding.severity is Severity.OK]
     if fine:
         _section(console, "Fine", "bold green")
         console.print(Padding(Text(", ".join(dict.fromkeys(fine))), (0, 0, 0, 2)))

@@ -18,7 +18,8 @@ from rich.console import Console
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from realproc import doctor, ladder_needs
 from realproc.control_groups import ControlGroups, LimitTrial
-from realproc.doctor import Cache, Diagnosis, Severity, findings
+from realproc.diagnosis import Cache, Diagnosis, Severity
+from realproc.doctor import findings
 from realproc.doctor_page import ABSENT, facts, show
 from realproc.ladder_needs import LadderNeed, needed_bytes
 from realproc.machine import Machine, Memory, Pressure, Processor, read_machine
