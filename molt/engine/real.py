@@ -7,8 +7,7 @@ Rules of this module:
   token: none of them touches ``known``, and only reading and decoding move ``read``.
 - Memory is what the ladder says: a cache is allocated once for its capacity, a map exists only during the
   switch that needs it, a released rung is dropped at once: nothing else refers to its weights and no
-  reference cycle holds them, so the garbage collector (half a second with transformers imported) is not
-  asked.
+  reference cycle holds them, so they are back with the system when ``release`` returns.
 - With ``measure_handoff`` the engine is a laboratory as well: released rungs are kept aside so that a switch
   can be judged against what the source would have said. That memory is real but no part of any reported size;
   do not measure where memory is what is being studied.
@@ -16,11 +15,12 @@ Rules of this module:
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from transformers import AutoConfig, PreTrainedModel
 
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
@@ -28,27 +28,31 @@ from molt.engine.detokenise import Detokeniser
 from molt.engine.protocol import Decoded, Request, SwitchError
 from molt.engine.sampling import sample, uniform
 from molt.kv import map_file
+from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import Yardstick, judge, yardstick
-from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.map_file import Binding, MapRefused, file_sha256
 from molt.kv.project import KVMap
 from molt.kv.resident import Resident
-from molt.kv.rope import rope_of
 from molt.kv.transplant import carry, transplant
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import load
+from molt.models.rope import rope_of
 from molt.models.weights_file import read_json, weights_sha256
 
 SINKS = 4
-"""First cells that a shed keeps; see ``molt.kv.hf_cache.PreallocatedCache.shed``."""
+"""First cells that a shed keeps; see ``molt.kv.cache.PreallocatedCache.shed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A rung's weights in memory, and the tokens with which it ends a text."""
+    """A rung's weights in memory, and the tokens with which it ends a text.
+
+    ``memory`` is dead once the weights are back with the system.
+    """
 
     resident: Resident
     weight_bytes: int
+    memory: weakref.ref[mmap]
     ends: frozenset[int]
 
 
@@ -70,12 +74,12 @@ class _Generation:
 
 
 class RealEngine:
-    """``molt.engine.protocol.Engine`` over torch and transformers."""
+    """``molt.engine.protocol.Engine`` over torch."""
 
     def __init__(self, spec: LadderSpec, *, measure_handoff: bool = False) -> None:
         self._spec = spec
         self._rungs = {rung.name: rung for rung in spec.rungs}
-        self._ropes = {rung.name: rope_of(AutoConfig.from_pretrained(rung.folder)) for rung in spec.rungs}
+        self._ropes = {rung.name: rope_of(rung.shape) for rung in spec.rungs}
         self._tokenizer = Tokenizer.from_file(str(spec.tokenizer))
         self._measure_handoff = measure_handoff
         self._loaded: dict[str, _Loaded] = {}
@@ -92,10 +96,15 @@ class RealEngine:
 
     def release(self, rung: str) -> int:
         """Give a rung's weights back; returns the bytes freed."""
-        freed = self.weight_bytes(rung)
         loaded = self._loaded.pop(rung, None)
-        if loaded is not None and self._measure_handoff:
+        if loaded is None:
+            return 0
+        freed, memory = loaded.weight_bytes, loaded.memory
+        if self._measure_handoff:
             self._laboratory[rung] = loaded
+        else:
+            del loaded
+            assert memory() is None, f"something still refers to the weights of {rung}"
         return freed
 
     def weight_bytes(self, rung: str) -> int:
@@ -213,15 +222,13 @@ class RealEngine:
     def _bring_in(self, rung: str) -> _Loaded:
         spec, numbers = self._rungs[rung], self._spec.ladder.rung(rung)
         loaded = load(spec)
-        assert isinstance(loaded.model, PreTrainedModel)
         resident = Resident(
-            model=loaded.model,
+            decoder=loaded.decoder,
             layout=numbers.kv,
-            rope=self._ropes[rung],
             max_positions=numbers.max_positions,
             vocabulary=self._spec.vocabulary,
         )
-        return _Loaded(resident, loaded.weight_bytes, end_tokens(spec.folder))
+        return _Loaded(resident, loaded.weight_bytes, loaded.arena.watch(), end_tokens(spec.folder))
 
     def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
         return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity)

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from molt.errors import InputError
+from molt.kv.cache import PreallocatedCache
 from molt.kv.features import to_rows
-from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.resident import Resident
 from molt.kv.ridge import Statistics
 from molt.kv.transplant import Islands

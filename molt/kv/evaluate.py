@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from molt.core.events import Handoff
-from molt.kv.hf_cache import PreallocatedCache
+from molt.kv.cache import PreallocatedCache
 from molt.kv.resident import Resident, log_probabilities
 from molt.kv.state import KVState
 

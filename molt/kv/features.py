@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from molt.core.ladder import KVLayout
-from molt.kv.rope import Rope, rotate, unrotate
+from molt.kv.rope import rotate, unrotate
 from molt.kv.state import KVState
+from molt.models.rope import Rope
 
 
 def columns_per_layer(layout: KVLayout) -> int:

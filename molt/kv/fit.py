@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate, permutations
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 import typer
@@ -26,7 +26,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tabulate import tabulate
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import PreTrainedModel
 
 import molt.kv  # noqa: F401  (before torch)
 from molt.errors import InputError
@@ -37,7 +36,6 @@ from molt.kv.map_file import MapCard, file_sha256
 from molt.kv.project import KVMap, LayerMap
 from molt.kv.resident import Resident
 from molt.kv.ridge import Statistics, solve, unexplained
-from molt.kv.rope import rope_of
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
 from molt.models.loader import load
 from molt.models.weights_file import weights_sha256
@@ -128,8 +126,8 @@ def pico_corpus() -> Corpus:
 
 def resident(spec: LadderSpec, rung: RungSpec) -> Resident:
     """Load a rung as this package uses it."""
-    model, numbers = cast(PreTrainedModel, load(rung).model), spec.ladder.rung(rung.name)
-    return Resident(model, numbers.kv, rope_of(model.config), numbers.max_positions, spec.vocabulary)
+    numbers = spec.ladder.rung(rung.name)
+    return Resident(load(rung).decoder, numbers.kv, numbers.max_positions, spec.vocabulary)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from molt.core.ladder import KVLayout
 from molt.kv.features import columns_per_layer, from_rows, layer_columns, to_rows
-from molt.kv.rope import Rope
 from molt.kv.state import KVState, is_finite
+from molt.models.rope import Rope
 
 
 @dataclass(frozen=True, slots=True, eq=False)

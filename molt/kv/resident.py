@@ -1,66 +1,99 @@
-"""A rung in memory, as this package needs it: the model beside the numbers that the model does not say."""
+"""A rung in memory, as this package needs it: the decoder beside the numbers that it does not say."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from molt.core.ladder import KVLayout
-from molt.kv import hf_cache
-from molt.kv.hf_cache import PreallocatedCache
-from molt.kv.rope import Rope
+from molt.kv.cache import PreallocatedCache
+from molt.models.decoder import Decoder
+from molt.models.rope import Rope
 
 CHUNK_TOKENS = 256
 """Most tokens in one forward pass where nobody asks for fewer: bounds the activations, which grow with them.
 """
 
 
+class NotFinite(Exception):
+    """A forward pass gave logits that are not finite; the message says in which layer that began."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Resident:
-    """A loaded model with its geometry; ``vocabulary`` is the tokenizer's, which the model may pad."""
+    """A loaded rung with its geometry; ``vocabulary`` is the tokenizer's, which the model may pad."""
 
-    model: PreTrainedModel = field(repr=False)
+    decoder: Decoder = field(repr=False)
     layout: KVLayout
-    rope: Rope
     max_positions: int
     vocabulary: int
 
     @property
+    def rope(self) -> Rope:
+        """The rotary positions of its keys."""
+        return self.decoder.rope
+
+    @property
     def hidden(self) -> int:
         """Width of the residual stream."""
-        return int(self.model.config.hidden_size)
+        return self.decoder.shape.hidden
 
+    @torch.inference_mode()
     def read(
         self, cache: PreallocatedCache, ids: Sequence[int], first: int, chunk: int = CHUNK_TOKENS
     ) -> None:
         """Read tokens at positions ``first``, ``first + 1``, ... into a cache of this rung, in chunks."""
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
-            hf_cache.read(self.model, cache, part, range(first + start, first + start + len(part)))
+            positions = range(first + start, first + start + len(part))
+            self.decoder.run(self.decoder.embed(part), positions, cache)
+            cache.commit(positions)
 
+    @torch.inference_mode()
     def read_below(
         self, cache: PreallocatedCache, ids: Sequence[int], positions: Sequence[int], layers: int
     ) -> Tensor:
         """What layer ``layers`` reads of some tokens, (t, hidden); those before fill their part of the cache.
 
-        With 0 layers that is the token's own embedding, normalised, whatever the context.
+        With 0 layers that is the token's own embedding, normalised, whatever the context. The cells are not
+        complete before ``PreallocatedCache.append`` adds the other layers.
         """
-        return hf_cache.read_below(self.model, cache, ids, positions, layers)
+        x = self.decoder.run(self.decoder.embed(ids), positions, cache, end=layers)
+        return self.decoder.normed_input(x, layers).float()
 
+    @torch.inference_mode()
     def step(self, cache: PreallocatedCache, ids: Sequence[int], first: int) -> Tensor:
-        """Logits (len(ids), vocabulary) after each of some tokens at ``first``, ...; they enter the cache."""
-        logits = hf_cache.step(self.model, cache, ids, range(first, first + len(ids)), keep=len(ids))
-        return logits[:, : self.vocabulary]
+        """Logits (len(ids), vocabulary) after each of some tokens at ``first``, ...; they enter the cache.
+
+        Raises ``NotFinite`` if they are not numbers; the cache is as it was.
+        """
+        positions = range(first, first + len(ids))
+        x = self.decoder.run(self.decoder.embed(ids), positions, cache)
+        logits = self.decoder.logits(x)[:, : self.vocabulary]
+        if not math.isfinite(logits.sum()):
+            raise NotFinite(self._first_not_finite(cache, ids, positions))
+        cache.commit(positions)
+        return logits
 
     def read_afresh(self, ids: Sequence[int], spare: int = 0) -> PreallocatedCache:
         """This rung's own cache of a text, with room for ``spare`` more cells."""
         cache = PreallocatedCache(self.layout, len(ids) + spare)
         self.read(cache, ids, 0)
         return cache
+
+    def _first_not_finite(self, cache: PreallocatedCache, ids: Sequence[int], positions: range) -> str:
+        x = self.decoder.embed(ids)
+        if not x.isfinite().all():
+            return "the embedding gives values that are not finite"
+        for layer in range(self.layout.layers):
+            x = self.decoder.run(x, positions, cache, layer, layer + 1)
+            if not x.isfinite().all():
+                return f"layer {layer} gives values that are not finite"
+        return "the head gives values that are not finite"
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

@@ -20,11 +20,11 @@ import torch
 
 from molt.core.ladder import KVLayout
 from molt.engine.protocol import SwitchError
-from molt.kv.hf_cache import PreallocatedCache
+from molt.kv.cache import PreallocatedCache
 from molt.kv.project import KVMap, project
 from molt.kv.resident import Resident
-from molt.kv.rope import Rope
 from molt.kv.state import KVState
+from molt.models.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,123 +1,148 @@
-"""Loads one rung: a transformers model whose every byte is accounted for.
+"""Loads one rung: a decoder whose every byte is accounted for.
 
 - Only safetensors are read, and no code that comes with a model is run.
-- The model is built without storage, then each tensor is read in blocks of rows straight into its final form
-  (converted, or quantised), so the peak is the loaded model plus one block.
-- Weights lie in memory of the process, not in a file mapping: what the prediction says is what the OS sees.
+- The weights lie in one arena. Where a prepared image of the rung exists, it is read in one go, or mapped;
+  otherwise each tensor is read in blocks of rows straight into its place, in its final form (converted, or
+  quantised), so the peak is the loaded rung plus one block.
+- Anonymous weights are memory of the process: what the prediction says is what the OS sees. Mapped ones are
+  the file's own pages.
 """
 
 from __future__ import annotations
 
-import importlib
+import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from molt.errors import LadderError
-from molt.models import int8, predict
+from molt.models import image
+from molt.models.arena import Arena
+from molt.models.cache_folder import cache_folder
+from molt.models.decoder import Decoder, Layer
+from molt.models.image import EMBEDDING, FINAL_NORM, GATE_UP, HEAD, QKV, Slot, layer_name, scale_name
 from molt.models.ladder_file import RungSpec, check_stored
-from molt.models.model_config import FAMILIES, read_config
-from molt.models.weights_file import Stored, stored_tensors
+from molt.models.matrix import FloatMatrix, Int8Matrix, Matrix, quantise_rows
+from molt.models.rope import rope_of
+from molt.models.weights_file import Stored, stored_tensors, weight_files
 
-BLOCK_BYTES = 1024 * 1024  # small enough to stay in the cache while it is quantised
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-PRECISION_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.float32}
-HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
+BLOCK_BYTES = 1024 * 1024  # small enough to stay in the processor's cache while it is quantised
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I8": torch.int8}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoadedRung:
-    """A rung in memory: a transformers causal LM in eval mode, and the bytes its weights were measured at."""
+    """A rung in memory. ``arena`` is where its weights lie; drop this and they go back to the system."""
 
     spec: RungSpec
-    model: Any  # transformers names its classes late; see FAMILIES
-    weight_bytes: int
+    decoder: Decoder
+    arena: Arena
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights."""
+        return self.arena.nbytes
 
 
 def load(rung: RungSpec) -> LoadedRung:
-    """Load a rung's weights from its folder.
+    """Load a rung's weights from its folder, or from its image if one was prepared.
 
     Raises ``LadderError`` if the files are missing, damaged or of another shape than the rung's, or if the
-    loaded weights are not exactly as many bytes as predicted.
+    rung is to be mapped and has no image.
     """
+    slots = image.layout(rung.shape, rung.precision)
+    prepared = find_image(rung)
+    if rung.residency == "mapped":
+        if prepared is None:
+            raise LadderError(
+                f"{rung.folder}: {rung.name} is to be mapped, but no image of it at {rung.precision} was "
+                "prepared: molt ladders fetch does"
+            )
+        arena = Arena.mapped(*prepared, _end(slots))
+    else:
+        arena = Arena.anonymous(_end(slots))
+        if prepared is None:
+            _fill(arena, rung, slots)
+        else:
+            _read(arena, *prepared)
+    return LoadedRung(rung, _decoder(arena, rung, slots), arena)
+
+
+def prepare(rung: RungSpec) -> Path:
+    """Write the image of a rung, if there is none yet; returns its file.
+
+    Needs as much memory as the rung does. Raises ``LadderError`` as ``load`` does.
+    """
+    with suppress(LadderError):  # a damaged image is made again
+        if (prepared := find_image(rung)) is not None:
+            return prepared[0]
+    slots = image.layout(rung.shape, rung.precision)
+    arena = Arena.anonymous(_end(slots))
+    _fill(arena, rung, slots)
+    tensors = _tensors(arena, slots)
+    path = _image_path(rung)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.write(path, slots, tensors.__getitem__)
+    return path
+
+
+def find_image(rung: RungSpec) -> tuple[Path, int] | None:
+    """The file of a rung's image and where its data begins in it, if there is one.
+
+    The model's own file is one if it was written in that order and precision.
+    """
+    slots = image.layout(rung.shape, rung.precision)
+    own = weight_files(rung.folder)
+    for path in (*own[: len(own) == 1], _image_path(rung)):
+        if path.is_file() and (begin := image.data_begin(path, slots)) is not None:
+            return path, begin
+    return None
+
+
+def _image_path(rung: RungSpec) -> Path:
+    """Named after the files it is made of: when one of them changes, so does the name."""
+    digest = hashlib.sha256()
+    for path in weight_files(rung.folder):
+        stat = path.resolve().stat()
+        digest.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return cache_folder() / "images" / f"{digest.hexdigest()[:24]}-{rung.precision}.safetensors"
+
+
+# --- filling an arena
+
+
+def _read(arena: Arena, path: Path, begin: int) -> None:
+    with path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        done, memory = 0, arena.memory
+        while done < len(memory):
+            count = file.readinto(memory[done : done + (1 << 30)])
+            if not count:
+                raise LadderError(f"{path}: truncated while it was read")
+            done += count
+
+
+def _fill(arena: Arena, rung: RungSpec, slots: tuple[Slot, ...]) -> None:
     stored = stored_tensors(rung.folder)
     check_stored(rung.shape, stored, rung.folder)
-    if rung.shape.tied and HEAD in stored:
-        _check_same(stored[HEAD], stored[EMBEDDING])
-    model = _without_storage(rung)
-    model.load_state_dict(_state(rung, stored), strict=True, assign=True)
-    model.requires_grad_(False).eval()
-    measured, predicted = weight_bytes(model), predict.weight_bytes(rung.shape, rung.precision)
-    if measured != predicted:
-        raise LadderError(
-            f"{rung.folder}: {rung.name} has {measured} bytes of weights, predicted {predicted}"
-        )
-    return LoadedRung(rung, model, measured)
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters and stored buffers; memory shared between tensors counts once."""
-    storages = {tensor.untyped_storage() for tensor in model.state_dict().values()}
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-
-
-def _without_storage(rung: RungSpec) -> Any:
-    """The model on the meta device, except for its RoPE frequencies."""
-    family = rung.shape.family
-    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    model_class = getattr(module, FAMILIES[family].causal_lm)
-    try:
-        config = model_class.config_class.from_dict(read_config(rung.folder))
-        config.dtype = PRECISION_DTYPES[rung.precision]
-        with torch.device("meta"):
-            model = model_class(config)
-        model.model.rotary_emb = type(model.model.rotary_emb)(config)
-    except Exception as error:  # transformers checks settings that only it knows, in its own ways
-        reason = " ".join(str(error).split())
-        raise LadderError(f"{rung.folder / 'config.json'}: transformers refuses it: {reason}") from error
-    if rung.precision == "int8":
-        with torch.device("meta"):
-            int8.replace_matrices(model)
-    return model
-
-
-def _state(rung: RungSpec, stored: dict[str, Stored]) -> dict[str, Tensor]:
-    """The model's state by name, in its final precision; a tied head is the embedding's very tensors."""
-    state: dict[str, Tensor] = {}
-    for name in predict.parameters(rung.shape):
-        if rung.precision == "int8" and len(stored[name].shape) == 2:
-            state[name], state[_scale_name(name)] = _quantised(stored[name])
-        else:
-            state[name] = _converted(stored[name], PRECISION_DTYPES[rung.precision])
-    if rung.shape.tied:
-        state[HEAD] = state[EMBEDDING]
-        if rung.precision == "int8":
-            state[_scale_name(HEAD)] = state[_scale_name(EMBEDDING)]
-    return state
-
-
-def _scale_name(name: str) -> str:
-    return f"{name.removesuffix('.weight')}.scale"
-
-
-def _converted(stored: Stored, dtype: torch.dtype) -> Tensor:
-    tensor = torch.empty(stored.shape, dtype=dtype)
-    for first, block in _blocks(stored):
-        tensor[first : first + len(block)] = block
-    return tensor
-
-
-def _quantised(stored: Stored) -> tuple[Tensor, Tensor]:
-    rows = stored.shape[0]
-    weight, scale = torch.empty(stored.shape, dtype=torch.int8), torch.empty(rows, dtype=torch.float32)
-    for first, block in _blocks(stored):
-        part = slice(first, first + len(block))
-        weight[part], scale[part] = int8.quantise_rows(block.float())
-    return weight, scale
+    if rung.shape.tied and f"{HEAD}.weight" in stored:
+        _check_same(stored[f"{HEAD}.weight"], stored[f"{EMBEDDING}.weight"])
+    tensors = _tensors(arena, slots)
+    for name in image.parameters(rung.shape):
+        weight, scale = tensors[name], tensors.get(scale_name(name))
+        for first, block in _blocks(stored[name]):
+            part = slice(first, first + len(block))
+            if weight.dtype == torch.int8:
+                assert scale is not None, f"{name} has no scales"
+                weight[part], row_scale = quantise_rows(block.float())
+                scale[part] = row_scale[:, 0]
+            else:
+                weight[part] = block
 
 
 def _blocks(stored: Stored) -> Iterator[tuple[int, Tensor]]:
@@ -144,4 +169,76 @@ def _check_same(head: Stored, embedding: Stored) -> None:
     is_alike = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     pairs = zip(_blocks(head), _blocks(embedding), strict=False)
     if not is_alike or not all(torch.equal(one, other) for (_, one), (_, other) in pairs):
-        raise LadderError(f"{head.path}: {HEAD} differs from {EMBEDDING}, but config.json ties them")
+        raise LadderError(
+            f"{head.path}: {HEAD}.weight differs from {EMBEDDING}.weight, but config.json ties them"
+        )
+
+
+# --- from an arena to a decoder
+
+
+def _end(slots: tuple[Slot, ...]) -> int:
+    return slots[-1].offset + slots[-1].nbytes
+
+
+def _tensors(arena: Arena, slots: tuple[Slot, ...]) -> dict[str, Tensor]:
+    return {slot.name: arena.tensor(slot.offset, DTYPES[slot.dtype], slot.shape) for slot in slots}
+
+
+def _decoder(arena: Arena, rung: RungSpec, slots: tuple[Slot, ...]) -> Decoder:
+    view = _View(arena, {slot.name: slot for slot in slots})
+    embedding = view.matrix(EMBEDDING)
+    return Decoder(
+        shape=rung.shape,
+        rope=rope_of(rung.shape),
+        embedding=embedding,
+        layers=tuple(_layer(view, number) for number in range(rung.shape.layers)),
+        norm=view.vector(f"{FINAL_NORM}.weight"),
+        head=embedding if rung.shape.tied else view.matrix(HEAD),
+    )
+
+
+def _layer(view: _View, number: int) -> Layer:
+    def name(part: str) -> str:
+        return layer_name(number, part)
+
+    return Layer(
+        input_norm=view.vector(name("input_layernorm.weight")),
+        qkv=view.matrix(*map(name, QKV)),
+        query_norm=view.find(name("self_attn.q_norm.weight")),
+        key_norm=view.find(name("self_attn.k_norm.weight")),
+        output=view.matrix(name("self_attn.o_proj")),
+        post_norm=view.vector(name("post_attention_layernorm.weight")),
+        gate_up=view.matrix(*map(name, GATE_UP)),
+        down=view.matrix(name("mlp.down_proj")),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _View:
+    """Tensors of an arena by name; neighbours in one."""
+
+    arena: Arena
+    slots: dict[str, Slot]
+
+    def matrix(self, *names: str) -> Matrix:
+        """One matrix over the rows of several neighbours."""
+        weight = self._joined(*(f"{name}.weight" for name in names))
+        has_bias = f"{names[0]}.bias" in self.slots
+        bias = self._joined(*(f"{name}.bias" for name in names)) if has_bias else None
+        if weight.dtype != torch.int8:
+            return FloatMatrix(weight, bias)
+        return Int8Matrix(weight, self._joined(*(f"{name}.scale" for name in names)), bias)
+
+    def vector(self, name: str) -> Tensor:
+        return self._joined(name)
+
+    def find(self, name: str) -> Tensor | None:
+        return self._joined(name) if name in self.slots else None
+
+    def _joined(self, *names: str) -> Tensor:
+        parts = [self.slots[name] for name in names]
+        for one, other in pairwise(parts):
+            assert one.offset + one.nbytes == other.offset, f"{one.name} and {other.name} are no neighbours"
+        rows = sum(part.shape[0] for part in parts)
+        return self.arena.tensor(parts[0].offset, DTYPES[parts[0].dtype], (rows, *parts[0].shape[1:]))

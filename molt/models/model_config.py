@@ -18,7 +18,9 @@ from molt.models.weights_file import read_json
 from molt.yaml_file import nearest, show, validate
 
 ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_THETA = 10_000.0  # where config.json is silent
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+LLAMA3_NUMBERS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 # Keys that only appear where attention is not the plain kind, with the name of that kind.
 OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention",
@@ -54,8 +56,20 @@ FAMILIES: Mapping[str, Family] = {
 
 
 @dataclass(frozen=True, slots=True)
+class RopeShape:
+    """Rotary positions as ``config.json`` means them; the last four matter to ``linear`` and ``llama3`` only."""
+
+    kind: str  # one of ROPE_TYPES
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The geometry of a supported model; counts, no units."""
+    """The geometry of a supported model; counts, no units. ``norm_eps`` is added to mean squares."""
 
     family: str
     layers: int
@@ -71,6 +85,9 @@ class ModelShape:
     o_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    norm_eps: float
+    activation: str  # one of ACTIVATIONS
+    rope: RopeShape
 
 
 class _Fields(BaseModel):
@@ -91,6 +108,8 @@ class _Fields(BaseModel):
     attention_bias: bool = False
     mlp_bias: bool = False
     hidden_act: str = "silu"
+    rms_norm_eps: float = Field(1e-6, gt=0, lt=1)
+    rope_theta: float = Field(ROPE_THETA, gt=1)
     architectures: list[str] | None = None
     layer_types: list[str] | None = None
     use_sliding_window: bool = False
@@ -154,7 +173,29 @@ def _shape(fields: _Fields) -> ModelShape:
         o_bias=fields.attention_bias if family.qkv_bias is None else False,
         mlp_bias=fields.mlp_bias and family.mlp_bias,
         qk_norm=family.qk_norm,
+        norm_eps=fields.rms_norm_eps,
+        activation=fields.hidden_act,
+        rope=_rope(fields),
     )
+
+
+def _rope(fields: _Fields) -> RopeShape:
+    """Rotary positions; the numbers of a scaled kind were checked by ``_bad_rope``."""
+    said = _rope_settings(fields)
+    return RopeShape(
+        kind=said.get("rope_type", said.get("type", "default")),
+        theta=float(said.get("rope_theta", fields.rope_theta)),
+        factor=float(said.get("factor", 1.0)),
+        low_freq_factor=float(said.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(said.get("high_freq_factor", 4.0)),
+        original_positions=int(
+            said.get("original_max_position_embeddings", fields.max_position_embeddings)
+        ),
+    )
+
+
+def _rope_settings(fields: _Fields) -> dict[str, Any]:
+    return fields.rope_parameters if fields.rope_parameters is not None else fields.rope_scaling or {}
 
 
 def _head_dim(fields: _Fields) -> int:
@@ -218,7 +259,7 @@ def _has_window(fields: _Fields) -> bool:
 def _bad_rope(fields: _Fields) -> str | None:
     """Refuses RoPE that depends on the length, turns a part of the head, or differs between layers."""
     key = "rope_parameters" if fields.rope_parameters is not None else "rope_scaling"
-    rope = fields.rope_parameters if fields.rope_parameters is not None else fields.rope_scaling or {}
+    rope = _rope_settings(fields)
     if any(isinstance(value, dict) for value in rope.values()):
         return f"{key}: RoPE that differs between layers is not supported"
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -227,8 +268,11 @@ def _bad_rope(fields: _Fields) -> str | None:
     part = rope.get("partial_rotary_factor", fields.partial_rotary_factor)
     if part != 1.0:
         return f"partial_rotary_factor: {show(part)}: RoPE over a part of the head is not supported"
-    if kind != "default" and not _is_positive(rope.get("factor")):
-        return f"{key}.factor: {show(rope.get('factor'))} is no positive number"
+    needed = {"default": (), "linear": ("factor",), "llama3": ("factor", *LLAMA3_NUMBERS)}[kind]
+    given = [name for name in ("rope_theta", "factor", *LLAMA3_NUMBERS) if name in rope]
+    for name in dict.fromkeys((*needed, *given)):
+        if not _is_positive(rope.get(name)):
+            return f"{key}.{name}: {show(rope.get(name))} is no positive number"
     return None
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import (
     Comparison,
     Score,
@@ -19,7 +20,6 @@ from molt.kv.evaluate import (
     yardstick,
     zero_cache,
 )
-from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.resident import Resident, log_probabilities
 
 

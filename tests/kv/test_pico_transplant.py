@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from statistics import mean
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,16 +15,18 @@ from tokenizers import Tokenizer
 
 import molt.kv  # noqa: F401
 from molt.kv import map_file
+from molt.kv import transplant as transplant_module
+from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import Comparison, Yardstick, judge, own_cache, yardstick, zero_cache
 from molt.kv.fit import resident
-from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.map_file import Binding, file_sha256
-from molt.kv.project import KVMap
+from molt.kv.project import KVMap, project
 from molt.kv.resident import Resident
-from molt.kv.rope import Rope
+from molt.kv.state import KVState
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.models.pico.corpus import shipped_documents
+from molt.models.rope import Rope
 from molt.models.weights_file import weights_sha256
 
 CONTEXT_TOKENS = 256
@@ -94,21 +98,30 @@ def islands_alone(rung_: Resident, known: list[int]) -> PreallocatedCache:
     return made
 
 
+def without_the_sandwich(*switch: Any) -> PreallocatedCache:
+    """A transplant whose map sees and gives keys as if they had no position."""
+
+    def flat(rope: Rope) -> Rope:
+        return Rope(torch.zeros_like(rope.inv_freq))  # turns nothing
+
+    def project_flat(
+        kv_map: KVMap, state: KVState, inputs: torch.Tensor, source: Rope, dest: Rope
+    ) -> KVState:
+        return project(kv_map, state, inputs, flat(source), flat(dest))
+
+    with patch.object(transplant_module, "project", project_flat):
+        return transplant(*switch)
+
+
 def makers(source: str, dest: str) -> dict[str, Callable[[Case], PreallocatedCache]]:
     """The map, and what it must beat."""
     start, end = rung(source), rung(dest)
-    flat = Rope(torch.zeros_like(end.rope.inv_freq), 1.0)  # turns nothing
     return {
         "map": lambda case: transplant(
             case.cache, start.rope, kv_map(source, dest), end, case.known, CONTEXT_TOKENS
         ),
-        "no rope sandwich": lambda case: transplant(
-            case.cache,
-            Rope(torch.zeros_like(start.rope.inv_freq), 1.0),
-            kv_map(source, dest),
-            replace(end, rope=flat),
-            case.known,
-            CONTEXT_TOKENS,
+        "no rope sandwich": lambda case: without_the_sandwich(
+            case.cache, start.rope, kv_map(source, dest), end, case.known, CONTEXT_TOKENS
         ),
         "no history": lambda case: PreallocatedCache(end.layout, 0),
         "zero cache": lambda case: zero_cache(end, case.cache.positions),

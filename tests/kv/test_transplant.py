@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from molt.engine.protocol import SwitchError
+from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import own_cache
 from molt.kv.features import columns_per_layer
-from molt.kv.hf_cache import PreallocatedCache
 from molt.kv.project import KVMap, LayerMap, project
 from molt.kv.resident import Resident
 from molt.kv.transplant import Islands, carry, leading_cells, trailing_cells, transplant

@@ -10,7 +10,11 @@ import torch
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from molt.models import predict
+from molt.core.ladder import KVLayout
+from molt.kv.cache import PreallocatedCache
+from molt.models import image
+from molt.models.ladder_file import RungSpec
+from molt.models.loader import load
 from molt.models.model_config import FAMILIES, read_shape
 
 QWEN2: dict[str, Any] = {
@@ -51,10 +55,18 @@ def write_model(
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: (torch.randn(extents, generator=generator) * (0.2 if len(extents) == 2 else 1.0)).to(dtype)
-        for name, extents in predict.parameters(shape).items()
+        for name, extents in image.parameters(shape).items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@torch.inference_mode()
+def all_logits(rung: RungSpec, ids: list[int]) -> torch.Tensor:
+    """Logits (t, vocabulary) of a loaded rung after every token of a text."""
+    decoder, shape = load(rung).decoder, rung.shape
+    cache = PreallocatedCache(KVLayout(shape.layers, shape.kv_heads, shape.head_dim, 4), len(ids))
+    return decoder.logits(decoder.run(decoder.embed(ids), range(len(ids)), cache))
 
 
 def write_tokenizer(folder: Path, entries: int = 90, **changes: str) -> Path:

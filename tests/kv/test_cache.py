@@ -1,4 +1,4 @@
-"""The preallocated cache computes what transformers' own does, in exactly the bytes it was given."""
+"""A rung on its preallocated cache computes what transformers does, in exactly the bytes it was given."""
 
 from __future__ import annotations
 
@@ -6,39 +6,38 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from molt.kv import hf_cache
-from molt.kv.hf_cache import PreallocatedCache
-from molt.kv.resident import Resident
+from molt.kv.cache import PreallocatedCache
+from tests.kv.conftest import TinyRung, cache_argument
 
 
 @torch.inference_mode()
-def reference_logits(rung: Resident, ids: list[int]) -> torch.Tensor:
+def reference_logits(rung: TinyRung, ids: list[int]) -> torch.Tensor:
     """Logits (T, vocabulary) of a plain forward pass without any cache."""
-    return rung.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    return rung.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :, : rung.vocabulary]
 
 
 @torch.inference_mode()
-def test_chunks_and_single_steps_agree_with_the_dynamic_cache(any_rung: Resident, ids: list[int]) -> None:
+def test_chunks_and_single_steps_agree_with_the_dynamic_cache(any_rung: TinyRung, ids: list[int]) -> None:
     theirs, ours = DynamicCache(config=any_rung.model.config), PreallocatedCache(any_rung.layout, 64)
     first = 0
     for tokens in (7, 1, 1, 12, 1, 18):
         chunk = ids[first : first + tokens]
-        argument = {hf_cache._cache_argument(type(any_rung.model).forward): theirs}
+        argument = cache_argument(any_rung.model, theirs)
         expected = any_rung.model(input_ids=torch.tensor([chunk]), use_cache=True, **argument).logits[0]
-        got = hf_cache.step(any_rung.model, ours, chunk, range(first, first + tokens), keep=tokens)
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+        got = any_rung.step(ours, chunk, first)
+        torch.testing.assert_close(got, expected[:, : any_rung.vocabulary], rtol=0, atol=3e-5)
         first += tokens
     torch.testing.assert_close(got[-1], reference_logits(any_rung, ids)[-1], rtol=0, atol=1e-4)
 
 
-def test_reading_without_logits_leaves_the_same_cache(any_rung: Resident, ids: list[int]) -> None:
+def test_reading_without_logits_leaves_the_same_cache(any_rung: TinyRung, ids: list[int]) -> None:
     read, stepped = any_rung.read_afresh(ids), PreallocatedCache(any_rung.layout, len(ids))
     any_rung.step(stepped, ids, 0)
     assert torch.equal(read.export().keys, stepped.export().keys)
     assert torch.equal(read.export().values, stepped.export().values)
 
 
-def test_state_export_and_import_gives_identical_logits(any_rung: Resident, ids: list[int]) -> None:
+def test_state_export_and_import_gives_identical_logits(any_rung: TinyRung, ids: list[int]) -> None:
     original = any_rung.read_afresh(ids[:-1], spare=1)
     twin = PreallocatedCache(any_rung.layout, len(ids))
     twin.append(original.export())
@@ -46,7 +45,7 @@ def test_state_export_and_import_gives_identical_logits(any_rung: Resident, ids:
     assert torch.equal(any_rung.step(twin, ids[-1:], last), any_rung.step(original, ids[-1:], last))
 
 
-def test_bytes_are_capacity_times_bytes_per_token(large: Resident, ids: list[int]) -> None:
+def test_bytes_are_capacity_times_bytes_per_token(large: TinyRung, ids: list[int]) -> None:
     per_token = large.layout.bytes_per_token
     cache = large.read_afresh(ids, spare=24)
     assert cache.nbytes == 64 * per_token
@@ -57,7 +56,7 @@ def test_bytes_are_capacity_times_bytes_per_token(large: Resident, ids: list[int
     assert cache.nbytes == 10 * per_token
 
 
-def test_trimming_and_growing_change_no_logits(large: Resident, ids: list[int]) -> None:
+def test_trimming_and_growing_change_no_logits(large: TinyRung, ids: list[int]) -> None:
     cache = large.read_afresh(ids[:-1], spare=30)
     fork = cache.fork(spare=1)
     cache.resize(cache.cells)
@@ -66,7 +65,7 @@ def test_trimming_and_growing_change_no_logits(large: Resident, ids: list[int]) 
     assert torch.equal(large.step(cache, ids[-1:], last), large.step(fork, ids[-1:], last))
 
 
-def test_a_shed_keeps_sinks_and_recent_cells_at_their_positions(large: Resident, ids: list[int]) -> None:
+def test_a_shed_keeps_sinks_and_recent_cells_at_their_positions(large: TinyRung, ids: list[int]) -> None:
     cache = large.read_afresh(ids)
     before = cache.export()
     cache.shed(12, sinks=4)
@@ -81,20 +80,20 @@ def test_a_shed_keeps_sinks_and_recent_cells_at_their_positions(large: Resident,
     ("keep", "positions"),
     [(0, []), (1, [39]), (4, [0, 1, 2, 39]), (5, [0, 1, 2, 3, 39]), (99, list(range(40)))],
 )
-def test_a_shed_to_any_size(large: Resident, ids: list[int], keep: int, positions: list[int]) -> None:
+def test_a_shed_to_any_size(large: TinyRung, ids: list[int], keep: int, positions: list[int]) -> None:
     cache = large.read_afresh(ids)
     cache.shed(keep, sinks=4)
     assert cache.positions == positions
 
 
 @torch.inference_mode()
-def test_after_a_shed_distances_stay_exact(large: Resident, ids: list[int]) -> None:
+def test_after_a_shed_distances_stay_exact(large: TinyRung, ids: list[int]) -> None:
     """The same as hiding the lost cells from attention by a mask, in a model that still holds them."""
     cache = large.read_afresh(ids[:-1], spare=1)
     hidden = torch.ones(1, 1, 1, len(ids), dtype=torch.bool)
     hidden[..., 4:31] = False
-    full = cache.fork(spare=1)
-    argument = {hf_cache._cache_argument(type(large.model).forward): full}
+    argument = cache_argument(large.model, DynamicCache(config=large.model.config))
+    large.model(input_ids=torch.tensor([ids[:-1]]), use_cache=True, **argument)
     last = torch.tensor([ids[-1:]])
     position = torch.tensor([[len(ids) - 1]])
     expected = large.model(input_ids=last, position_ids=position, attention_mask=hidden, **argument).logits[
@@ -106,7 +105,7 @@ def test_after_a_shed_distances_stay_exact(large: Resident, ids: list[int]) -> N
     torch.testing.assert_close(got, expected[: large.vocabulary], rtol=0, atol=1e-5)
 
 
-def test_a_failed_step_leaves_the_cache_as_it_was(large: Resident, ids: list[int]) -> None:
+def test_a_failed_step_leaves_the_cache_as_it_was(large: TinyRung, ids: list[int]) -> None:
     cache = large.read_afresh(ids, spare=1)
     before = cache.export()
     with pytest.raises(IndexError):
@@ -115,7 +114,7 @@ def test_a_failed_step_leaves_the_cache_as_it_was(large: Resident, ids: list[int
     assert torch.equal(cache.export().keys, before.keys)
 
 
-def test_a_bfloat16_cache_takes_half_the_bytes(ids: list[int], large: Resident) -> None:
+def test_a_bfloat16_cache_takes_half_the_bytes(ids: list[int], large: TinyRung) -> None:
     from dataclasses import replace
 
     half = replace(large.layout, dtype_bytes=2)

@@ -1,0 +1,128 @@
+"""The cache of one generation: room for a fixed number of cells, allocated once.
+
+It never grows by concatenation, so a generation's cache costs exactly ``capacity * bytes_per_token`` from
+admission on, and a decode step copies one token and nothing else.
+
+Rules of this module:
+
+- Cells are filled from the front, in order of position; positions may have a gap (see ``state``).
+- A forward pass commits its cells at the end: if it raises, the cache still holds what it held.
+- Reallocation (``resize``, ``shed``) goes layer by layer, so its transient cost is one layer, not one cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from molt.core.ladder import KVLayout
+from molt.kv.state import KVState
+
+DTYPES = {4: torch.float32, 2: torch.bfloat16}
+"""What a cache is stored in, by ``KVLayout.dtype_bytes``."""
+
+
+class PreallocatedCache:
+    """K and V of one generation on one rung, in memory allocated once."""
+
+    def __init__(self, layout: KVLayout, capacity: int) -> None:
+        self.layout = layout
+        self.capacity = capacity
+        self.positions: list[int] = []
+        self._keys = [self._room() for _ in range(layout.layers)]  # L of (H, capacity, D)
+        self._values = [self._room() for _ in range(layout.layers)]  # L of (H, capacity, D)
+
+    @property
+    def cells(self) -> int:
+        """Tokens held."""
+        return len(self.positions)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, whether or not the cells are filled."""
+        return sum(tensor.nbytes for tensor in (*self._keys, *self._values))
+
+    @torch.inference_mode()
+    def export(self, first: int = 0, end: int | None = None) -> KVState:
+        """A copy, in float32, of the cells from ``first`` up to ``end`` (default: of all held)."""
+        cells = slice(first, self.cells if end is None else min(end, self.cells))
+        keys, values = (
+            torch.stack([tensor[:, cells] for tensor in tensors]).float()  # (L, H, T, D)
+            for tensors in (self._keys, self._values)
+        )
+        return KVState(keys, values, torch.tensor(self.positions[cells], dtype=torch.int64))
+
+    @torch.inference_mode()
+    def append(self, state: KVState, first_layer: int = 0) -> None:
+        """Write the cells of a state behind those held; its positions must come after theirs.
+
+        A state of the layers from ``first_layer`` on completes what ``read_below`` put into the layers
+        before.
+        """
+        first, end = self.cells, self.cells + state.cells
+        assert end <= self.capacity, f"{end} cells do not fit into {self.capacity}"
+        for layer, keys, values in zip(
+            range(first_layer, self.layout.layers), state.keys, state.values, strict=True
+        ):
+            self._keys[layer][:, first:end].copy_(keys)
+            self._values[layer][:, first:end].copy_(values)
+        self.commit(state.positions.tolist())
+
+    def resize(self, capacity: int) -> int:
+        """Reallocate for ``capacity`` cells, keeping those held; returns the bytes freed (negative: taken)."""
+        assert capacity >= self.cells, f"{self.cells} cells do not fit into {capacity}"
+        return self._reallocate(capacity, list(range(self.cells)))
+
+    def shed(self, keep: int, sinks: int) -> int:
+        """Keep ``keep`` cells, the first ``sinks`` and the most recent, trimmed; returns the bytes freed.
+
+        The survivors keep their positions, so every distance that attention sees stays exact. The first cells
+        are kept because softmax parks its unused mass on them (Xiao et al., StreamingLLM, arXiv:2309.17453).
+        """
+        keep = min(keep, self.cells)
+        head = min(sinks, max(keep - 1, 0))  # at least one cell is a recent one
+        kept = [*range(head), *range(self.cells - (keep - head), self.cells)]
+        return self._reallocate(keep, kept)
+
+    def fork(self, spare: int) -> PreallocatedCache:
+        """A copy with room for ``spare`` more cells; the original is untouched by what happens to it."""
+        twin = PreallocatedCache(self.layout, self.cells + spare)
+        twin.append(self.export())
+        return twin
+
+    # -- what a forward pass calls
+
+    def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (H, t, D) of a layer; returns all of them, (H, T, D) each, up to here."""
+        first, end = self.cells, self.cells + keys.shape[1]
+        assert end <= self.capacity, f"{end} cells do not fit into {self.capacity}"
+        self._keys[layer][:, first:end] = keys
+        self._values[layer][:, first:end] = values
+        return self._keys[layer][:, :end], self._values[layer][:, :end]
+
+    def commit(self, positions: Sequence[int]) -> None:
+        """Count the tokens of a finished pass, at ``positions``, among the cells."""
+        assert not self.positions or not positions or positions[0] > self.positions[-1], (
+            "positions must increase"
+        )
+        self.positions.extend(positions)
+
+    # -- detail
+
+    def _room(self) -> Tensor:
+        shape = (self.layout.kv_heads, self.capacity, self.layout.head_dim)
+        return torch.empty(shape, dtype=DTYPES[self.layout.dtype_bytes])
+
+    @torch.inference_mode()
+    def _reallocate(self, capacity: int, kept: list[int]) -> int:
+        before = self.nbytes
+        self.capacity = capacity
+        index = torch.tensor(kept, dtype=torch.int64)
+        for tensors in (self._keys, self._values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = self._room()
+                tensors[layer][:, : len(kept)] = old[:, index]
+        self.positions = [self.positions[cell] for cell in kept]
+        return before - self.nbytes
