@@ -278,6 +278,18 @@ def usage_peak_bytes(run: Run) -> int | None:
     return max((s.usage for s in run.samples), default=None)
 
 
+def file_mapped_peak_bytes(run: Run) -> int:
+    """The most weights that were held as pages of a file, bytes. They count in the usage like all others, but a
+    system can drop them by itself and read them again; all other bytes are memory of the process (anonymous)."""
+    return max(
+        (
+            sum(size for rung, size in sample.parts.get("weights", {}).items() if rung in run.mapped_rungs)
+            for sample in run.samples
+        ),
+        default=0,
+    )
+
+
 # --- rungs and quality --------------------------------------------------------------------------------------
 
 

@@ -143,12 +143,16 @@ def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> 
         verdict=verdict(numbers, run, broken),
         numbers=numbers,
         chart=picture,
-        rungs=tuple((rung_style(run, rung), show.printable(rung)) for rung in run.rungs),
+        rungs=tuple((rung_style(run, rung), _rung_label(run, rung)) for rung in run.rungs),
         switches=tuple(_switches(run)),
         answers=tuple(_answers(run)),
         setup=_pretty(run.header.get("policy")),
         log_sha256=run.sha256,
     )
+
+
+def _rung_label(run: Run, rung: str) -> str:
+    return f"{show.printable(rung)} (file-mapped)" if rung in run.mapped_rungs else show.printable(rung)
 
 
 def _switches(run: Run) -> Iterator[Switch]:

@@ -133,6 +133,12 @@ class Run:
         return max((moment for record in self.records for moment in _moments(record)), default=0)
 
     @cached_property
+    def mapped_rungs(self) -> frozenset[str]:
+        """Names of the rungs whose weights are pages of a file."""
+        rungs = _mapping(self.header.get("ladder")).get("rungs", ())
+        return frozenset(str(rung["name"]) for rung in rungs if rung.get("mapped"))
+
+    @cached_property
     def rungs(self) -> tuple[str, ...]:
         """Names of the rungs from largest to smallest; rungs the header does not know come last."""
         known = [str(rung["name"]) for rung in _mapping(self.header.get("ladder")).get("rungs", ())]

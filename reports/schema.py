@@ -73,6 +73,7 @@ class PolicySummary(Strict):
     overshoot_byte_seconds: float
     transient_peak_bytes: int | None
     usage_peak_bytes: int | None
+    file_mapped_peak_bytes: int
     rung_token_share: dict[str, float]
     handoff: Handoff
     tenants: dict[str, TenantSummary]

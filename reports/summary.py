@@ -34,6 +34,7 @@ METRICS: dict[str, Metric] = {
         metrics.overshoot_byte_seconds,
         metrics.transient_peak_bytes,
         metrics.usage_peak_bytes,
+        metrics.file_mapped_peak_bytes,
         metrics.rung_token_share,
         metrics.handoff,
         metrics.tenants,

@@ -101,6 +101,7 @@ _LINES: tuple[Line, ...] = (
     ("Memory", "over budget after reaction", _overshoot),
     ("Memory", "over budget × time", _over_time),
     ("Memory", "usage peak", _plain(lambda p: show.size(p["usage_peak_bytes"]))),
+    ("Memory", "of it file-mapped", _plain(lambda p: show.size(p["file_mapped_peak_bytes"]))),
     ("Memory", "transient peak", _plain(lambda p: show.size(p["transient_peak_bytes"]))),
     ("Levers", "switches down / up", _plain(lambda p: f"{p['switches_down']} / {p['switches_up']}")),
     ("Levers", "deferred", _plain(lambda p: str(p["deferrals"]))),

@@ -60,6 +60,7 @@ class Job:
     policies: tuple[tuple[PolicySpec, Policy], ...]
     engine: EngineKind
     clock: Clock
+    device: str
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ def prepare(
     engine: EngineKind = EngineKind.REAL,
     clock: Clock = Clock.PROFILE,
     seed: int | None = None,
+    device: str = "cpu",
 ) -> Job:
     """Read and check everything; raises ``InputError`` in one line, before anything is loaded or written."""
     document = scenario.load(path)
@@ -93,7 +95,7 @@ def prepare(
         raise InputError(f"policies: {twice!r} a second time")
     if seed is not None and not 0 <= seed <= scenario.SEED_MAX:
         raise InputError(f"--seed: {seed} is not between 0 and {scenario.SEED_MAX}")
-    return Job(resolved, spec, costs, made, engine, clock)
+    return Job(resolved, spec, costs, made, engine, clock, device)
 
 
 def simulate(
@@ -127,10 +129,11 @@ def simulate(
 def _engine(job: Job) -> Engine:
     if job.engine is EngineKind.MODELLED:
         return ModelledEngine(job.spec.ladder)
+    from molt.engine.device import usable_device
     from molt.engine.real import RealEngine  # torch: seconds to import, and not needed by the modelled engine
 
     # Judging a switch takes time that must not count as the switch's own.
-    return RealEngine(job.spec, measure_handoff=job.clock is Clock.PROFILE)
+    return RealEngine(job.spec, measure_handoff=job.clock is Clock.PROFILE, device=usable_device(job.device))
 
 
 def _header(job: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
@@ -221,6 +224,7 @@ def command(
         Clock, typer.Option(help="Time of a step: profiled, or measured (then quality is not).")
     ] = Clock.PROFILE,
     seed: Annotated[int | None, typer.Option(help="Seed, in place of the scenario's.")] = None,
+    device: Annotated[str, typer.Option(help="Where the real engine computes: cpu, or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="New folder for the results.")] = None,
     json_output: Annotated[
         bool, typer.Option("--json", help="Print summary.json instead of the table.")
@@ -232,7 +236,9 @@ def command(
     from reports.table import text_table
 
     begin = time.perf_counter()
-    job = prepare(path, policies=policy or (), ladder=ladder, engine=engine, clock=clock, seed=seed)
+    job = prepare(
+        path, policies=policy or (), ladder=ladder, engine=engine, clock=clock, seed=seed, device=device
+    )
     folder = new_folder(out, job.scenario.name)
     warn_if_slow(job)
     with _progress() as progress:

@@ -30,7 +30,8 @@ class Rung:
     """One model at one precision.
 
     ``weights`` is the identity of the parameters: two rungs with equal ``weights`` differ in precision only.
-    ``scratch_bytes`` is the working memory of one step while the rung is resident.
+    ``scratch_bytes`` is the working memory of one step while the rung is resident. ``mapped`` weights are pages
+    of a file, which the system can drop and read again; others are memory of the process.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Rung:
     scratch_bytes: int
     kv: KVLayout
     max_positions: int
+    mapped: bool = False
 
     @property
     def resident_bytes(self) -> int:

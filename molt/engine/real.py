@@ -15,11 +15,11 @@ Rules of this module:
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from molt.core.events import Handoff
@@ -35,7 +35,7 @@ from molt.kv.project import KVMap
 from molt.kv.resident import Resident
 from molt.kv.transplant import carry, transplant
 from molt.models.ladder_file import LadderSpec
-from molt.models.loader import load
+from molt.models.loader import CPU, load
 from molt.models.rope import rope_of
 from molt.models.weights_file import read_json, weights_sha256
 
@@ -47,12 +47,12 @@ SINKS = 4
 class _Loaded:
     """A rung's weights in memory, and the tokens with which it ends a text.
 
-    ``memory`` is dead once the weights are back with the system.
+    ``memory`` gives nothing once the weights are back with the system.
     """
 
     resident: Resident
     weight_bytes: int
-    memory: weakref.ref[mmap]
+    memory: Callable[[], object]
     ends: frozenset[int]
 
 
@@ -76,8 +76,11 @@ class _Generation:
 class RealEngine:
     """``molt.engine.protocol.Engine`` over torch."""
 
-    def __init__(self, spec: LadderSpec, *, measure_handoff: bool = False) -> None:
+    def __init__(
+        self, spec: LadderSpec, *, measure_handoff: bool = False, device: torch.device = CPU
+    ) -> None:
         self._spec = spec
+        self._device = device
         self._rungs = {rung.name: rung for rung in spec.rungs}
         self._ropes = {rung.name: rope_of(rung.shape) for rung in spec.rungs}
         self._tokenizer = Tokenizer.from_file(str(spec.tokenizer))
@@ -221,17 +224,18 @@ class RealEngine:
 
     def _bring_in(self, rung: str) -> _Loaded:
         spec, numbers = self._rungs[rung], self._spec.ladder.rung(rung)
-        loaded = load(spec)
+        loaded = load(spec, self._device)
         resident = Resident(
             decoder=loaded.decoder,
             layout=numbers.kv,
             max_positions=numbers.max_positions,
             vocabulary=self._spec.vocabulary,
         )
-        return _Loaded(resident, loaded.weight_bytes, loaded.arena.watch(), end_tokens(spec.folder))
+        memory = (lambda: None) if loaded.arena is None else loaded.arena.watch()
+        return _Loaded(resident, loaded.weight_bytes, memory, end_tokens(spec.folder))
 
     def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
-        return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity)
+        return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity, self._device)
 
     def _map(self, source: str, dest: str) -> KVMap:
         """The map between two rungs, read from its file: it is resident for the length of the switch only."""

@@ -12,6 +12,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from molt.core.ladder import KVLayout
 from molt.kv.state import KVState
+from molt.models.arena import Arena
 
+CPU = torch.device("cpu")
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
 """What a cache is stored in, by ``KVLayout.dtype_bytes``."""
 
@@ -27,9 +30,10 @@ DTYPES = {4: torch.float32, 2: torch.bfloat16}
 class PreallocatedCache:
     """K and V of one generation on one rung, in memory allocated once."""
 
-    def __init__(self, layout: KVLayout, capacity: int) -> None:
+    def __init__(self, layout: KVLayout, capacity: int, device: torch.device = CPU) -> None:
         self.layout = layout
         self.capacity = capacity
+        self.device = device
         self.positions: list[int] = []
         self._keys = [self._room() for _ in range(layout.layers)]  # L of (H, capacity, D)
         self._values = [self._room() for _ in range(layout.layers)]  # L of (H, capacity, D)
@@ -49,7 +53,7 @@ class PreallocatedCache:
         """A copy, in float32, of the cells from ``first`` up to ``end`` (default: of all held)."""
         cells = slice(first, self.cells if end is None else min(end, self.cells))
         keys, values = (
-            torch.stack([tensor[:, cells] for tensor in tensors]).float()  # (L, H, T, D)
+            torch.stack([tensor[:, cells] for tensor in tensors]).float().cpu()  # (L, H, T, D)
             for tensors in (self._keys, self._values)
         )
         return KVState(keys, values, torch.tensor(self.positions[cells], dtype=torch.int64))
@@ -88,7 +92,7 @@ class PreallocatedCache:
 
     def fork(self, spare: int) -> PreallocatedCache:
         """A copy with room for ``spare`` more cells; the original is untouched by what happens to it."""
-        twin = PreallocatedCache(self.layout, self.cells + spare)
+        twin = PreallocatedCache(self.layout, self.cells + spare, self.device)
         twin.append(self.export())
         return twin
 
@@ -112,14 +116,19 @@ class PreallocatedCache:
     # -- detail
 
     def _room(self) -> Tensor:
+        """Room (H, capacity, D) in memory of its own, which goes back to the system when it is dropped."""
         shape = (self.layout.kv_heads, self.capacity, self.layout.head_dim)
-        return torch.empty(shape, dtype=DTYPES[self.layout.dtype_bytes])
+        dtype = DTYPES[self.layout.dtype_bytes]
+        if self.capacity == 0 or self.device.type != "cpu":
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        arena = Arena.anonymous(math.prod(shape) * dtype.itemsize)
+        return arena.tensor(0, dtype, shape)
 
     @torch.inference_mode()
     def _reallocate(self, capacity: int, kept: list[int]) -> int:
         before = self.nbytes
         self.capacity = capacity
-        index = torch.tensor(kept, dtype=torch.int64)
+        index = torch.tensor(kept, dtype=torch.int64, device=self.device)
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._room()

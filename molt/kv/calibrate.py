@@ -11,7 +11,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from molt.errors import InputError
-from molt.kv.cache import PreallocatedCache
 from molt.kv.features import to_rows
 from molt.kv.resident import Resident
 from molt.kv.ridge import Statistics
@@ -77,7 +76,7 @@ def rows_of(models: Sequence[Resident], ids: Sequence[int], native_layers: int) 
     skipped = Islands().first
     sides = []
     for model in models:
-        below = PreallocatedCache(model.layout, len(ids))
+        below = model.empty_cache(len(ids))
         inputs = model.read_below(below, ids, range(len(ids)), native_layers)  # (T, hidden)
         sides += [to_rows(model.read_afresh(ids).export(skipped), model.rope), inputs[skipped:]]
     return torch.cat(sides, dim=1)

@@ -136,8 +136,7 @@ def yardstick(
     continuation = continue_greedily(source, source_cache, last, position, count)
     own = own_cache(dest, known[:-1], source_cache.positions)
     native, nothing = (
-        teacher_force(dest, cache, last, position, continuation)
-        for cache in (own, PreallocatedCache(dest.layout, 0))
+        teacher_force(dest, cache, last, position, continuation) for cache in (own, dest.empty_cache(0))
     )
     return Yardstick(last, position, continuation, native, nothing)
 
@@ -192,6 +191,6 @@ def zero_cache(dest: Resident, positions: Sequence[int]) -> PreallocatedCache:
 
 
 def _filled(dest: Resident, state: KVState) -> PreallocatedCache:
-    cache = PreallocatedCache(dest.layout, state.cells)
+    cache = dest.empty_cache(state.cells)
     cache.append(state)
     return cache

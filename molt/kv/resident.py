@@ -63,7 +63,7 @@ class Resident:
         complete before ``PreallocatedCache.append`` adds the other layers.
         """
         x = self.decoder.run(self.decoder.embed(ids), positions, cache, end=layers)
-        return self.decoder.normed_input(x, layers).float()
+        return self.decoder.normed_input(x, layers).float().cpu()
 
     @torch.inference_mode()
     def step(self, cache: PreallocatedCache, ids: Sequence[int], first: int) -> Tensor:
@@ -77,11 +77,15 @@ class Resident:
         if not math.isfinite(logits.sum()):
             raise NotFinite(self._first_not_finite(cache, ids, positions))
         cache.commit(positions)
-        return logits
+        return logits.cpu()
+
+    def empty_cache(self, capacity: int) -> PreallocatedCache:
+        """A cache in this rung's geometry, where the rung computes, with room for ``capacity`` cells."""
+        return PreallocatedCache(self.layout, capacity, self.decoder.device)
 
     def read_afresh(self, ids: Sequence[int], spare: int = 0) -> PreallocatedCache:
         """This rung's own cache of a text, with room for ``spare`` more cells."""
-        cache = PreallocatedCache(self.layout, len(ids) + spare)
+        cache = self.empty_cache(len(ids) + spare)
         self.read(cache, ids, 0)
         return cache
 

@@ -25,5 +25,6 @@ def unrotate(keys: Tensor, positions: Tensor, rope: Rope) -> Tensor:
 
 
 def _turn(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = cos.to(keys.device), sin.to(keys.device)
     first, second = keys.chunk(2, dim=-1)  # (L, H, T, D/2) each
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

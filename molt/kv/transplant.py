@@ -60,7 +60,7 @@ def carry(
     if source.layout == dest.layout:
         source.resize(capacity)
         return source
-    converted = PreallocatedCache(dest.layout, capacity)
+    converted = dest.empty_cache(capacity)
     for first in range(0, source.cells, CHUNK_CELLS):
         converted.append(source.export(first, first + CHUNK_CELLS))
     return converted
@@ -86,7 +86,7 @@ def transplant(
         raise SwitchError(
             f"the map takes {kv_map.source} to {kv_map.dest}, not {source.layout} to {dest.layout}"
         )
-    carried = PreallocatedCache(dest.layout, capacity)
+    carried = dest.empty_cache(capacity)
     head = leading_cells(source.positions[: islands.first])
     dest.read(carried, known[:head], 0)
     tail = source.cells - min(trailing_cells(source.positions), islands.last, source.cells - head)

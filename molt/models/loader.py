@@ -32,29 +32,33 @@ from molt.models.rope import rope_of
 from molt.models.weights_file import Stored, stored_tensors, weight_files
 
 BLOCK_BYTES = 1024 * 1024  # small enough to stay in the processor's cache while it is quantised
+CPU = torch.device("cpu")
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I8": torch.int8}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoadedRung:
-    """A rung in memory. ``arena`` is where its weights lie; drop this and they go back to the system."""
+    """A rung in memory: ``weight_bytes`` of weights.
+
+    ``arena`` is where they lie, on a processor; drop the rung and they go back to the system. On another device
+    they are that device's allocator's.
+    """
 
     spec: RungSpec
     decoder: Decoder
-    arena: Arena
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights."""
-        return self.arena.nbytes
+    weight_bytes: int
+    arena: Arena | None
 
 
-def load(rung: RungSpec) -> LoadedRung:
+def load(rung: RungSpec, device: torch.device = CPU) -> LoadedRung:
     """Load a rung's weights from its folder, or from its image if one was prepared.
 
-    Raises ``LadderError`` if the files are missing, damaged or of another shape than the rung's, or if the
-    rung is to be mapped and has no image.
+    Raises ``LadderError`` if the files are missing, damaged or of another shape than the rung's, if the rung is
+    to be mapped and has no image, or if the device cannot compute at its precision.
     """
+    if rung.precision == "int8" and device.type != "cpu":
+        raise LadderError(f"{rung.name}: int8 is computed on the processor only, not on {device.type}")
+    arena: Arena | None
     slots = image.layout(rung.shape, rung.precision)
     prepared = find_image(rung)
     if rung.residency == "mapped":
@@ -70,7 +74,10 @@ def load(rung: RungSpec) -> LoadedRung:
             _fill(arena, rung, slots)
         else:
             _read(arena, *prepared)
-    return LoadedRung(rung, _decoder(arena, rung, slots), arena)
+    memory = arena.tensor(0, torch.uint8, (arena.nbytes,))
+    if device.type != "cpu":
+        memory, arena = memory.to(device), None
+    return LoadedRung(rung, _decoder(memory, rung, slots), _end(slots), arena)
 
 
 def prepare(rung: RungSpec) -> Path:
@@ -185,12 +192,12 @@ def _tensors(arena: Arena, slots: tuple[Slot, ...]) -> dict[str, Tensor]:
     return {slot.name: arena.tensor(slot.offset, DTYPES[slot.dtype], slot.shape) for slot in slots}
 
 
-def _decoder(arena: Arena, rung: RungSpec, slots: tuple[Slot, ...]) -> Decoder:
-    view = _View(arena, {slot.name: slot for slot in slots})
+def _decoder(memory: Tensor, rung: RungSpec, slots: tuple[Slot, ...]) -> Decoder:
+    view = _View(memory, {slot.name: slot for slot in slots})
     embedding = view.matrix(EMBEDDING)
     return Decoder(
         shape=rung.shape,
-        rope=rope_of(rung.shape),
+        rope=rope_of(rung.shape, memory.device),
         embedding=embedding,
         layers=tuple(_layer(view, number) for number in range(rung.shape.layers)),
         norm=view.vector(f"{FINAL_NORM}.weight"),
@@ -216,9 +223,9 @@ def _layer(view: _View, number: int) -> Layer:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _View:
-    """Tensors of an arena by name; neighbours in one."""
+    """Tensors of an image in memory by name; neighbours in one."""
 
-    arena: Arena
+    memory: Tensor  # (bytes,) uint8
     slots: dict[str, Slot]
 
     def matrix(self, *names: str) -> Matrix:
@@ -240,5 +247,5 @@ class _View:
         parts = [self.slots[name] for name in names]
         for one, other in pairwise(parts):
             assert one.offset + one.nbytes == other.offset, f"{one.name} and {other.name} are no neighbours"
-        rows = sum(part.shape[0] for part in parts)
-        return self.arena.tensor(parts[0].offset, DTYPES[parts[0].dtype], (rows, *parts[0].shape[1:]))
+        part = self.memory[parts[0].offset : parts[-1].offset + parts[-1].nbytes]
+        return part.view(DTYPES[parts[0].dtype]).view(-1, *parts[0].shape[1:])

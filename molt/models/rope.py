@@ -27,9 +27,9 @@ class Rope:
         return radians.cos(), radians.sin()
 
 
-def rope_of(shape: ModelShape) -> Rope:
-    """The rotary positions of a model."""
-    return Rope(_inv_freq(shape.rope, shape.head_dim))
+def rope_of(shape: ModelShape, device: torch.device | None = None) -> Rope:
+    """The rotary positions of a model, as computed on the processor and then put on ``device``."""
+    return Rope(_inv_freq(shape.rope, shape.head_dim).to(device))
 
 
 def _inv_freq(rope: RopeShape, head_dim: int) -> Tensor:

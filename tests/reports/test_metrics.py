@@ -250,6 +250,16 @@ def test_overshoot_is_sampled_after_enforcement_while_alive() -> None:
     assert metrics.usage_peak_bytes(story.run()) == 900
 
 
+def test_file_mapped_weights_are_told_apart() -> None:
+    rungs = [{"name": "tier0", "weight_bytes": 600, "mapped": True}, {"name": "tier1", "weight_bytes": 300}]
+    story = Story(ladder={"name": "small", "rungs": rungs, "routes": []})
+    story.memory(0, 1000, 900, weights={"tier0": 600, "tier1": 300}).memory(
+        10, 1000, 300, weights={"tier1": 300}
+    )
+    assert metrics.file_mapped_peak_bytes(story.run()) == 600
+    assert metrics.file_mapped_peak_bytes(Story().memory(0, 1000, 600, weights={"tier0": 600}).run()) == 0
+
+
 def test_overshoot_without_a_sample_is_unknown() -> None:
     run = Story().memory(0, 100, 900).run()
     assert metrics.overshoot_bytes_max(run) is None
