@@ -13,3 +13,7 @@ class InputError(ValueError):
 
 class LadderError(InputError):
     """A ladder, or the weights of one of its rungs, cannot be used."""
+
+
+class NotFetchedError(LadderError):
+    """The weights of a rung are known, but not on this machine, or not whole."""

@@ -14,15 +14,22 @@ from typing import Literal
 from pydantic import Field
 
 from molt.core.ladder import Ladder, Route, RouteKind, Rung
-from molt.errors import InputError, LadderError
-from molt.models import predict
+from molt.errors import InputError, LadderError, NotFetchedError
+from molt.models import image, predict
 from molt.models.model_config import ModelShape, read_shape
 from molt.models.source import FolderSource, PackageSource, Source, locate, package_folder
-from molt.models.tokenizer_file import Tokens, difference, find_tokenizer, read_tokens
+from molt.models.tokenizer_file import (
+    difference,
+    find_tokenizer,
+    read_tokens,
+    same_bytes,
+    vocabulary_size,
+)
 from molt.models.weights_file import Stored, read_header, stored_tensors
 from molt.yaml_file import StrictModel, load, nearest, show, validate
 
 Precision = Literal["fp32", "bf16", "int8"]
+Residency = Literal["anonymous", "mapped"]
 STORED_DTYPES = ("F32", "BF16", "F16")
 MAP_SUFFIX = ".safetensors"
 NAME_PATTERN = r"^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$"  # so that "--" and "->" can stand between two names
@@ -34,6 +41,7 @@ class RungEntry(StrictModel):
     name: str = Field(pattern=NAME_PATTERN)
     source: Source
     precision: Precision
+    residency: Residency = "anonymous"
 
 
 class LadderFile(StrictModel):
@@ -46,13 +54,17 @@ class LadderFile(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class RungSpec:
-    """What the loader needs of one rung; ``weights`` names the first rung with the same parameters."""
+    """What the loader needs of one rung; ``weights`` names the first rung with the same parameters.
+
+    ``residency``: memory of the process, or pages of a file that the system can drop by itself.
+    """
 
     name: str
     weights: str
     folder: Path
     precision: Precision
     shape: ModelShape
+    residency: Residency = "anonymous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +92,9 @@ def resolve(name_or_path: str | Path) -> LadderSpec:
 
     Raises ``LadderError`` with one line that names the ladder file, the place and the value.
     """
-    path = _ladder_path(name_or_path)
-    try:
-        file = validate(LadderFile, load(path), path)
-    except InputError as error:
-        raise LadderError(str(error)) from None
+    path, file = read_ladder_file(name_or_path)
     rungs = _rungs(file, path)
-    tokens = _shared_tokenizer(rungs, path)
+    tokenizer, vocabulary = _shared_tokenizer(rungs, path)
     maps = _maps(file, rungs, path)
     try:
         routes = _routes(rungs, maps)
@@ -94,7 +102,19 @@ def resolve(name_or_path: str | Path) -> LadderSpec:
         raise LadderError(f"{path}: maps: {error}") from None
     ladder = Ladder(file.name, tuple(_core_rung(rung) for rung in rungs), routes)
     _check_falling(ladder, path)
-    return LadderSpec(path, ladder, rungs, tokens.path, tokens.size, maps)
+    return LadderSpec(path, ladder, rungs, tokenizer, vocabulary, maps)
+
+
+def read_ladder_file(name_or_path: str | Path) -> tuple[Path, LadderFile]:
+    """The path and the content of a ladder file; whether its models are here is not looked at.
+
+    Raises ``LadderError`` as ``resolve`` does.
+    """
+    path = _ladder_path(name_or_path)
+    try:
+        return path, validate(LadderFile, load(path), path)
+    except InputError as error:
+        raise LadderError(str(error)) from None
 
 
 def ladder_names() -> tuple[str, ...]:
@@ -116,6 +136,11 @@ def _ladder_path(name_or_path: str | Path) -> Path:
     raise LadderError(f"ladder: no ladder is named {show(name_or_path)}; {known}")
 
 
+def _spoken(path: Path) -> str:
+    """What a ladder file is called on the command line."""
+    return path.stem if path.parent == _shipped() else str(path)
+
+
 # --- rungs ---
 
 
@@ -129,17 +154,21 @@ def _rungs(file: LadderFile, path: Path) -> tuple[RungSpec, ...]:
         try:
             folder = locate(entry.source, path.parent)
             twin = first_with.get(folder)
-            shape = twin.shape if twin else _checked_shape(folder)
+            shape = twin.shape if twin else check_model(folder)
+        except NotFetchedError as error:
+            remedy = f"bring it with: molt ladders fetch {_spoken(path)}"
+            raise NotFetchedError(f"{place}: {error}; {remedy}") from None
         except LadderError as error:
             raise LadderError(f"{place}: {error}") from None
-        rung = RungSpec(entry.name, twin.weights if twin else entry.name, folder, entry.precision, shape)
+        weights = twin.weights if twin else entry.name
+        rung = RungSpec(entry.name, weights, folder, entry.precision, shape, entry.residency)
         first_with.setdefault(folder, rung)
         rungs.append(rung)
     return tuple(rungs)
 
 
-def _checked_shape(folder: Path) -> ModelShape:
-    """The shape of a model whose stored tensors are exactly those the shape means."""
+def check_model(folder: Path) -> ModelShape:
+    """The shape of a model whose stored tensors are exactly those the shape means; else ``LadderError``."""
     shape = read_shape(folder)
     check_stored(shape, stored_tensors(folder), folder)
     return shape
@@ -150,7 +179,7 @@ def check_stored(shape: ModelShape, stored: Mapping[str, Stored], folder: Path) 
 
     A stored copy of a tied head and recomputed buffers (RoPE frequencies) are tolerated.
     """
-    wanted = predict.parameters(shape)
+    wanted = image.parameters(shape)
     for name, extents in wanted.items():
         if name not in stored:
             raise LadderError(f"{folder}: the weights lack {name}")
@@ -176,6 +205,7 @@ def _core_rung(rung: RungSpec) -> Rung:
         scratch_bytes=predict.scratch_bytes(rung.shape, rung.precision),
         kv=predict.kv_layout(rung.shape),
         max_positions=rung.shape.positions,
+        mapped=rung.residency == "mapped",
     )
 
 
@@ -191,24 +221,28 @@ def _check_falling(ladder: Ladder, path: Path) -> None:
 # --- tokenizer ---
 
 
-def _shared_tokenizer(rungs: tuple[RungSpec, ...], path: Path) -> Tokens:
-    """The tokenizer of the first rung, after every other was found to be the same."""
-    first: Tokens | None = None
+def _shared_tokenizer(rungs: tuple[RungSpec, ...], path: Path) -> tuple[Path, int]:
+    """The tokenizer of the first rung and its entries, after every other was found to be the same."""
+    first, size = None, 0
     for position, rung in enumerate(rungs):
         place = f"{path}: rungs[{position}] ({rung.name})"
         try:
-            tokens = read_tokens(find_tokenizer(rung.folder))
+            tokenizer = find_tokenizer(rung.folder)
+            if first is None:
+                first, size = tokenizer, vocabulary_size(tokenizer)
+            differs = None if same_bytes(first, tokenizer) else _difference(first, tokenizer)
         except LadderError as error:
             raise LadderError(f"{place}: {error}") from None
-        first = first or tokens
-        if differs := difference(first, tokens):
-            raise LadderError(f"{place}: not the tokenizer of {rungs[0].name}: {differs} in {tokens.path}")
-        if tokens.size > rung.shape.vocab:
-            raise LadderError(
-                f"{place}: vocab_size: {rung.shape.vocab}, but {tokens.path} has {tokens.size} entries"
-            )
+        if differs:
+            raise LadderError(f"{place}: not the tokenizer of {rungs[0].name}: {differs} in {tokenizer}")
+        if size > rung.shape.vocab:
+            raise LadderError(f"{place}: vocab_size: {rung.shape.vocab}, but {tokenizer} has {size} entries")
     assert first is not None, "a ladder has at least one rung"
-    return first
+    return first, size
+
+
+def _difference(ours: Path, theirs: Path) -> str | None:
+    return difference(read_tokens(ours), read_tokens(theirs))
 
 
 # --- routes ---

@@ -1,19 +1,32 @@
-"""Where a rung's files are: inside an installed package, in a folder, or on a model hub."""
+"""Where a rung's files are: in an installed package, a folder, on a model hub, or converted from a GGUF file.
+
+``locate`` only looks, in milliseconds, and never fetches: ``molt.models.fetch`` does that, when it is asked to.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from molt.errors import LadderError
-from molt.models.weights_file import weight_files
-from molt.yaml_file import StrictModel
+from molt.errors import LadderError, NotFetchedError
+from molt.models import hub, manifest
+from molt.models.cache_folder import cache_folder
+from molt.yaml_file import StrictModel, show
 
-NAME_PATTERN = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$"
-HUB_FILES = ("*.safetensors", "*.json")
+HUB_NAME_PATTERN = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$"
+DISTRIBUTION_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
+VERSION_PATTERN = r"^[0-9]+(\.[0-9]+)*([A-Za-z0-9.+!-]*)$"
+PARTS_MAX = 1000
+SHA256_SHOWN = 16
+_RANGE = re.compile(r"\{([0-9]{1,4})\.\.([0-9]{1,4})\}")
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="sha256, 64 hex digits")]
+StoredPrecision = Literal["fp32", "bf16"]
 
 
 class PackageSource(StrictModel):
@@ -32,18 +45,53 @@ class FolderSource(StrictModel):
 class HubSource(StrictModel):
     """A model on the hub, pinned to one commit so that bytes and behaviour cannot change underneath."""
 
-    hub: str = Field(pattern=NAME_PATTERN)
+    hub: str = Field(pattern=HUB_NAME_PATTERN)
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$", description="full commit hash, 40 hex digits")]
 
 
-Source = PackageSource | FolderSource | HubSource
+class GgufSource(StrictModel):
+    """A GGUF file, relative to the file that names it; converted once, to safetensors of type ``stored``."""
+
+    gguf: str = Field(min_length=1)
+    sha256: Sha256 | None = None
+    stored: StoredPrecision = "fp32"
+
+
+class PackedParts(StrictModel):
+    """The pieces of a file in packages of an index; the packages are neither installed nor imported.
+
+    ``packages`` is a list, or one name with a range (``some-part{1..22}``). ``path`` is that of the piece in a
+    wheel; ``{N}`` in it is the number of the package, counted from 1, and ``{NN}`` the same with two digits.
+    """
+
+    packages: str | tuple[Annotated[str, Field(pattern=DISTRIBUTION_PATTERN)], ...]
+    version: str = Field(pattern=VERSION_PATTERN)
+    path: str = Field(min_length=1)
+
+
+class PartsSource(StrictModel):
+    """A GGUF file in pieces: ``joined`` names the whole, whose size and sha256 are checked; then as ``GgufSource``.
+
+    ``parameters`` (a tied head counted once) tells how much the converted model will take before it is there.
+    """
+
+    parts: PackedParts
+    joined: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.gguf$")
+    bytes: int = Field(gt=0)
+    sha256: Sha256
+    parameters: int = Field(gt=0)
+    stored: StoredPrecision = "fp32"
+
+
+ConvertedSource = GgufSource | PartsSource
+Source = PackageSource | FolderSource | HubSource | GgufSource | PartsSource
 
 
 def locate(source: Source, beside: Path) -> Path:
     """The folder of a source; ``beside`` is the folder of the file that names it.
 
-    Raises ``LadderError`` if the package is not installed or the hub cannot be reached. Whether the folder
-    exists is for its reader to say.
+    Raises ``NotFetchedError`` if the source is known but its files are not here, or not whole, and
+    ``LadderError`` if it cannot be. Whether a package's or a plain folder exists is for its reader to say.
     """
     match source:
         case PackageSource():
@@ -51,7 +99,71 @@ def locate(source: Source, beside: Path) -> Path:
         case FolderSource():
             return (beside / Path(source.folder).expanduser()).resolve()
         case HubSource():
-            return _hub_folder(source)
+            return hub.find(source.hub, source.revision)
+        case GgufSource() | PartsSource():
+            folder = converted_folder(source, beside)
+            try:
+                manifest.check_sizes(folder)
+            except LadderError as error:
+                reason = f" ({error})" if (folder / manifest.MANIFEST).exists() else ""
+                raise NotFetchedError(f"{_name(source)}: not fetched yet{reason}") from None
+            return folder
+
+
+def converted_folder(source: ConvertedSource, beside: Path) -> Path:
+    """Where the converted model of a source is, or will be.
+
+    The name has the sha256 of the file it is made from, so another file is another folder. A local file whose
+    sha256 is not given is known by its path, size and time instead. Raises ``LadderError`` if that is missing.
+    """
+    match source:
+        case GgufSource(sha256=None):
+            key = _stat_key(gguf_path(source, beside))
+        case _:
+            key = str(source.sha256)
+    suffix = "" if source.stored == "fp32" else f"-{source.stored}"
+    return cache_folder() / "models" / f"{_name(source).removesuffix('.gguf')}-{key[:SHA256_SHOWN]}{suffix}"
+
+
+def gguf_path(source: GgufSource, beside: Path) -> Path:
+    """The path of a local GGUF file."""
+    return (beside / Path(source.gguf).expanduser()).resolve()
+
+
+def packages(parts: PackedParts) -> tuple[str, ...]:
+    """The packages in order, a range written out; ``LadderError`` if the range is none."""
+    if not isinstance(parts.packages, str):
+        names = parts.packages
+    elif found := _RANGE.search(parts.packages):
+        first, last = map(int, found.groups())
+        before, after = parts.packages[: found.start()], parts.packages[found.end() :]
+        names = tuple(f"{before}{number}{after}" for number in range(first, last + 1))
+    else:
+        names = (parts.packages,)
+    if not names or len(names) > PARTS_MAX:
+        raise LadderError(
+            f"parts.packages: {show(parts.packages)}: {len(names)} packages; 1 to {PARTS_MAX} are read"
+        )
+    if wrong := [name for name in names if not re.match(DISTRIBUTION_PATTERN, name)]:
+        raise LadderError(f"parts.packages: {show(wrong[0])} is no name of a package")
+    return names
+
+
+def path_in_wheel(parts: PackedParts, number: int) -> str:
+    """The path of the piece in the wheel of the package of that number, counted from 1."""
+    return parts.path.replace("{NN}", f"{number:02d}").replace("{N}", str(number))
+
+
+def _name(source: ConvertedSource) -> str:
+    return source.joined if isinstance(source, PartsSource) else Path(source.gguf).name
+
+
+def _stat_key(path: Path) -> str:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise LadderError(f"{path}: {error.strerror or error}") from None
+    return hashlib.sha256(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
 
 
 def package_folder(package: str) -> Path:
@@ -73,51 +185,3 @@ def _inside(path: str) -> PurePosixPath:
     if inner.is_absolute() or ".." in inner.parts:
         raise LadderError(f"path {path!r} leaves the package")
     return inner
-
-
-def _hub_folder(source: HubSource) -> Path:
-    """The local snapshot of a hub model, downloaded first if it is not complete."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
-
-    def snapshot(*, local_files_only: bool) -> Path:
-        return Path(
-            snapshot_download(
-                source.hub,
-                revision=source.revision,
-                allow_patterns=list(HUB_FILES),
-                ignore_patterns=["*/*"],  # copies of the weights in other layouts
-                local_files_only=local_files_only,
-            )
-        )
-
-    where = f"hub model {source.hub} at {source.revision[:12]}"
-    try:
-        folder = snapshot(local_files_only=True)
-        if _is_complete(folder):
-            return folder
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        folder = snapshot(local_files_only=False)
-    except RepositoryNotFoundError:
-        raise LadderError(f"{where}: the hub has no such model, or it is not public") from None
-    except RevisionNotFoundError:
-        raise LadderError(f"{where}: the hub has no such revision") from None
-    except Exception as error:  # whatever the network stack raises
-        reason = type(error).__name__
-        raise LadderError(
-            f"{where}: not in the local cache, and the hub cannot be reached ({reason})"
-        ) from None
-    if not _is_complete(folder):
-        raise LadderError(
-            f"{where}: config.json or safetensors are missing, in the local cache and on the hub"
-        )
-    return folder
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        return (folder / "config.json").is_file() and bool(weight_files(folder))
-    except LadderError:
-        return False

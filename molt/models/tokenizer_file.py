@@ -7,6 +7,7 @@ rows a model's embedding has beyond the vocabulary does not matter.
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from molt.errors import LadderError
+from molt.models.manifest import known_vocabulary
 from molt.models.weights_file import read_json
 from molt.yaml_file import show
 
@@ -40,6 +42,16 @@ def find_tokenizer(folder: Path) -> Path:
         if (place / FILE).is_file():
             return place / FILE
     raise LadderError(f"{folder}: no {FILE} there or in the folder above")
+
+
+def vocabulary_size(path: Path) -> int:
+    """One more than the largest token id; from the manifest beside a converted model, whose parsing takes longer."""
+    return known_vocabulary(path.parent) or read_tokens(path).size
+
+
+def same_bytes(ours: Path, theirs: Path) -> bool:
+    """Whether two tokenizers are the same file, or copies of it."""
+    return ours == theirs or filecmp.cmp(ours, theirs, shallow=False)
 
 
 def read_tokens(path: Path) -> Tokens:

@@ -443,8 +443,16 @@ def test_a_hub_model_in_the_cache_is_a_folder(hub_ladder: Path) -> None:
     assert spec.ladder.top.weight_bytes == predict.weight_bytes(read_shape(cached(hub_ladder)), "fp32")
 
 
-def test_a_hub_model_that_cannot_be_had_is_one_line(hub_ladder: Path) -> None:
-    where = "rungs[0] (big): hub model org/name at 0123456789ab: "
-    assert f"{where}not in the local cache, and the hub cannot be reached" in refusal(hub_ladder)
+def test_a_hub_model_that_is_not_here_is_one_line_that_says_how_to_bring_it(hub_ladder: Path) -> None:
+    where, remedy = "rungs[0] (big): hub model org/name at 0123456789ab: ", f"molt ladders fetch {hub_ladder}"
+    assert f"{where}not in the local cache; bring it with: {remedy}" in refusal(hub_ladder)
     write_config(cached(hub_ladder), QWEN2)  # as a download leaves it that was interrupted
-    assert f"{where}config.json or safetensors are missing" in refusal(hub_ladder)
+    assert f"{where}incomplete in the local cache" in refusal(hub_ladder)
+    assert "model.safetensors: no such file" in refusal(hub_ladder)
+
+
+def test_a_hub_model_that_lacks_a_shard_is_one_line(hub_ladder: Path) -> None:
+    write_config(cached(hub_ladder), QWEN2)
+    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (cached(hub_ladder) / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00002-of-00002.safetensors: named by" in refusal(hub_ladder)
