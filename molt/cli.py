@@ -129,6 +129,54 @@ def fit(context: typer.Context) -> None:
     _single(command)(context.args, prog_name="molt fit")
 
 
+ladders = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="List ladders (the default), fetch their weights, verify them.",
+)
+app.add_typer(ladders, name="ladders")
+
+
+@ladders.callback(invoke_without_command=True)
+def list_ladders(
+    context: typer.Context,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+) -> None:
+    """List the ladders that ship with Molt: what their rungs weigh, and whether they are here."""
+    if context.invoked_subcommand is not None:
+        return
+    import json
+    from dataclasses import asdict
+
+    from molt.models import ladder_list
+
+    found = ladder_list.ladders()
+    if json_output:
+        print(json.dumps([asdict(one) | {"is_here": one.is_here} for one in found], indent=2))
+    else:
+        print(ladder_list.table(found))
+
+
+@ladders.command("fetch")
+def fetch_ladder(
+    ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Ladder name or file.")],
+) -> None:
+    """Bring the weights of LADDER to this machine; again, to mend what is torn or altered."""
+    from molt.models.fetch import fetch
+
+    fetch(ladder)
+
+
+@ladders.command("verify")
+def verify_ladder(
+    ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Ladder name or file.")],
+) -> None:
+    """Read all weights of LADDER and compare them with what was brought."""
+    from molt.models.fetch import verify
+
+    verify(ladder)
+
+
 @app.command()
 def doctor(
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
