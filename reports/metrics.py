@@ -114,6 +114,11 @@ def switches_up(run: Run) -> int:
     return sum(_steps_down(run, seam) < 0 for seam in _seams(run))
 
 
+def tokens_healed(run: Run) -> int:
+    """Tokens of carried caches that were read again inside decode steps (healing), without a pause."""
+    return sum(record.get("healed", 0) for record in run.events("TokensProduced"))
+
+
 def deferrals(run: Run) -> int:
     """Attempts that had to wait for admission (``Defer``), each counted once."""
     return sum(attempt.deferred for attempt in run.attempts)

@@ -62,6 +62,7 @@ class PolicySummary(Strict):
     tokens_out: int
     switches_down: int
     switches_up: int
+    tokens_healed: int
     deferrals: int
     parks: int
     sheds: int

@@ -23,6 +23,7 @@ METRICS: dict[str, Metric] = {
         metrics.tokens_out,
         metrics.switches_down,
         metrics.switches_up,
+        metrics.tokens_healed,
         metrics.deferrals,
         metrics.parks,
         metrics.sheds,

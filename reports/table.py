@@ -104,6 +104,7 @@ _LINES: tuple[Line, ...] = (
     ("Memory", "of it file-mapped", _plain(lambda p: show.size(p["file_mapped_peak_bytes"]))),
     ("Memory", "transient peak", _plain(lambda p: show.size(p["transient_peak_bytes"]))),
     ("Levers", "switches down / up", _plain(lambda p: f"{p['switches_down']} / {p['switches_up']}")),
+    ("Levers", "tokens healed", _plain(lambda p: str(p["tokens_healed"]))),
     ("Levers", "deferred", _plain(lambda p: str(p["deferrals"]))),
     ("Levers", "parked", _plain(lambda p: str(p["parks"]))),
     ("Levers", "shed", _plain(lambda p: str(p["sheds"]))),

@@ -23,9 +23,11 @@ from molt.conductor import Conductor
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.costs import CostModel
+from molt.core.healing import chunk, healing_ns, settled_after
 from molt.core.invariants import violations
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.scheduler import Scheduler
+from molt.core.state import Phase, State
 from molt.core.turns import DecodeStep, LoadStep, ReadStep, Step, SwitchStep
 from molt.core.view import Policy
 from molt.engine.protocol import Decoded, Engine, SwitchError
@@ -62,11 +64,13 @@ class _Move:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens under way: what the engine made of them and when each is complete."""
+    """Tokens under way: what the engine made of them, when each is complete, how many tokens each step re-read."""
 
     tenant: str
     rung: str
     stamps_ns: tuple[int, ...]
+    healed: tuple[int, ...]
+    heal: int
     decoded: Decoded
 
 
@@ -247,8 +251,8 @@ class World:
 
     def _carry_out(self, decision: d.AnyDecision, seq: int) -> Wait:
         match decision:
-            case d.Defer():
-                pass
+            case d.Defer() | d.Heal():
+                pass  # nothing to do now: the steps to come are other ones
             case d.Admit():
                 guest = self._guests[decision.tenant]
                 guest.rung, guest.admitted = decision.rung, True
@@ -417,6 +421,7 @@ class World:
                 route=move.route,
                 cells=step.cells,
                 duration_ns=took_ns,
+                settled=self._engine.settled_cells(step.tenant),
                 handoff=outcome,
                 decision=move.decision,
             )
@@ -458,14 +463,14 @@ class World:
         return tokens, cost_ns
 
     def _decode(self, step: DecodeStep) -> Wait:
-        stamps = self._stamps(step)
+        stamps, healed = self._stamps(step)
         decoded, took_ns = self._timed(
-            stamps[-1] - self._now_ns, lambda: self._engine.decode(step.tenant, len(stamps))
+            stamps[-1] - self._now_ns, lambda: self._engine.decode(step.tenant, len(stamps), step.heal)
         )
         if self._measured:
             stamps = [self._now_ns + took_ns]
         stamps = stamps[: decoded.count]
-        self._run = _Run(step.tenant, step.rung, tuple(stamps), decoded)
+        self._run = _Run(step.tenant, step.rung, tuple(stamps), tuple(healed), step.heal, decoded)
         yield self._env.timeout(stamps[-1] - self._now_ns)
         self._flush_run()
         if decoded.finish is not None:
@@ -474,20 +479,23 @@ class World:
             self._memory.put("kv", step.tenant, 0)
             self._feed(e.TenantFinished(at_ns=self._now_ns, tenant=step.tenant, reason=decoded.finish))
 
-    def _stamps(self, step: DecodeStep) -> list[int]:
-        """Completion times of the tokens up to the first that ends after the next event of the world."""
-        if self._measured:
-            return [self._now_ns + 1]
-        cost = self._costs.rungs[step.rung].decode
+    def _stamps(self, step: DecodeStep) -> tuple[list[int], list[int]]:
+        """Completion times of the tokens up to the first that ends after the next event of the world, and how many
+        tokens each of their steps re-reads."""
+        costs = self._costs.rungs[step.rung]
         next_event_ns = self._env.peek()
-        at_ns = self._now_ns
+        at_ns, settled = self._now_ns, step.settled
         stamps: list[int] = []
-        for done in range(step.tokens):
-            at_ns += cost.ns(1, step.context + done)
+        re_read: list[int] = []
+        for cells in range(step.context, step.context + step.tokens):
+            healed = chunk(cells, settled, step.heal)
+            settled = settled_after(cells, settled, healed)
+            at_ns += healing_ns(costs, healed, cells)
             stamps.append(at_ns)
-            if at_ns >= next_event_ns:
+            re_read.append(healed)
+            if self._measured or at_ns >= next_event_ns:
                 break
-        return stamps
+        return stamps, re_read
 
     def _flush_run(self) -> None:
         """Report the tokens of the run under way that are complete by now."""
@@ -504,6 +512,8 @@ class World:
                     count=count,
                     stamps_ns=run.stamps_ns[:count],
                     pieces=run.decoded.pieces[:count],
+                    heal=run.heal,
+                    healed=sum(run.healed[:count]),
                 )
             )
 
@@ -545,10 +555,17 @@ class World:
             round=round,
         )
 
+    def _unsettled(self, state: State) -> list[tuple[str, str]]:
+        """Tenants of whose cache another part is exact than is believed."""
+        believed = {t.name: t.settled for t in state.tenants.values() if t.phase is not Phase.WAITING}
+        true = {name: self._engine.settled_cells(name) for name in believed if self._guests[name].admitted}
+        return [] if true == believed else [("healing_is_as_believed", f"believed {believed}, true {true}")]
+
     def _check(self) -> None:
         state = self._scheduler.state
         found = violations(state, self._ladder, self._policy)
         found += disagreements(state, self._ladder, self._policy, self._memory)
+        found += self._unsettled(state)
         for invariant, detail in found:
             self._log.write("violation", self._now_ns, invariant=invariant, detail=detail)
             self.violations.append(

@@ -96,6 +96,14 @@ class Shed(Decision):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heal(Decision):
+    """Let every decode step of a tenant re-read ``tokens`` tokens of its carried cache; 0 pauses that."""
+
+    tenant: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release(Decision):
     """Give a rung's weights back to the OS, or abandon a load that is under way."""
 
@@ -109,4 +117,4 @@ class Load(Decision):
     rung: str
 
 
-AnyDecision = Admit | Defer | Demote | Promote | Park | Unpark | Shed | Release | Load
+AnyDecision = Admit | Defer | Demote | Promote | Park | Unpark | Shed | Heal | Release | Load

@@ -135,7 +135,7 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switched(Event):
-    """A tenant's cache now belongs to another rung."""
+    """A tenant's cache now belongs to another rung; its first ``settled`` cells need no healing (``None``: all)."""
 
     tenant: str
     source: str
@@ -143,6 +143,7 @@ class Switched(Event):
     route: str
     cells: int
     duration_ns: int
+    settled: int | None = None
     handoff: Handoff | None = None
     decision: int | None = None
 
@@ -169,13 +170,18 @@ class PromptRead(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokensProduced(Event):
-    """A run of new tokens; ``stamps_ns`` has the completion time of each, ``pieces`` their text (real engine)."""
+    """A run of new tokens; ``stamps_ns`` has the completion time of each, ``pieces`` their text (real engine).
+
+    Its steps re-read ``healed`` tokens of the cache on the way, ``heal`` each until there were no more.
+    """
 
     tenant: str
     rung: str
     count: int
     stamps_ns: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
+    heal: int = 0
+    healed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,14 @@ from molt.core.state import Phase, State, Tenant, after_decision
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Be active on ``rung``. ``carry`` false reads the tokens again instead of taking the cache along."""
+    """Be active on ``rung``. ``carry`` false reads the tokens again instead of taking the cache along.
+
+    A cache that was carried is healed by ``heal`` tokens with every decode step; 0 pauses that.
+    """
 
     rung: str
     carry: bool = True
+    heal: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,10 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
             yield d.Admit(tenant=tenant.name, rung=placement.rung, capacity=tenant.full_capacity)
         case Run() if tenant.target != placement.rung or (tenant.switching and not placement.carry):
             yield _move(tenant, placement, ladder)
+        case Run() if (
+            tenant.settled < tenant.cells and not tenant.switching and tenant.heal != placement.heal
+        ):
+            yield d.Heal(tenant=tenant.name, tokens=placement.heal)
         case Rest() if tenant.phase is not Phase.WAITING:
             if tenant.phase is Phase.ACTIVE:
                 yield d.Park(tenant=tenant.name)

@@ -16,6 +16,7 @@ from typing import assert_never
 
 from molt.core import decisions as d
 from molt.core import events as e
+from molt.core.healing import chunk, settled_after
 from molt.core.ladder import RouteKind
 from molt.core.values import changed
 
@@ -30,7 +31,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One unfinished answer as the scheduler sees it. Lengths are tokens, capacities cells."""
+    """One unfinished answer as the scheduler sees it. Lengths are tokens, capacities cells.
+
+    The first ``settled`` cells need no healing; every decode step re-reads ``heal`` of the others.
+    """
 
     name: str
     kind: e.TenantKind
@@ -45,6 +49,8 @@ class Tenant:
     capacity: int = 0
     read: int = 0
     dropped: int = 0
+    settled: int = 0
+    heal: int = 0
     produced: int = 0
     served: int = 0
 
@@ -119,17 +125,17 @@ def after_event(state: State, event: e.AnyEvent) -> State:
         case e.LoadFailed():
             return changed(state, loading=state.loading - {event.rung})
         case e.Switched():
-            return _change(state, event.tenant, lambda t: _landed(t, event.dest))
+            return _change(state, event.tenant, lambda t: _landed(t, event))
         case e.SwitchFailed():
             return _change(state, event.tenant, lambda t: _reset_cache(t, event.dest))
         case e.LoadProgressed():
             return changed(state, load_turn=False)
         case e.PromptRead():
             state = changed(state, load_turn=True)
-            return _change(state, event.tenant, lambda t: changed(t, read=t.read + event.tokens))
+            return _change(state, event.tenant, lambda t: _read(t, event.tokens))
         case e.TokensProduced():
             state = changed(state, load_turn=True)
-            return _change(state, event.tenant, lambda t: _produced(t, event.count))
+            return _change(state, event.tenant, lambda t: _produced(t, event))
         case e.TimerFired() | e.RungReleased() | e.TenantParked() | e.ContextShed():
             return state
         case _:
@@ -156,6 +162,8 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
             return _up(_change(moved, decision.tenant, lambda t: _caught_up(t, state)))
         case d.Shed():
             return _down(_change(state, decision.tenant, lambda t: _shed(t, decision.keep_cells)))
+        case d.Heal():
+            return _change(state, decision.tenant, lambda t: changed(t, heal=decision.tokens))
         case d.Release():
             gone = {decision.rung}
             released = changed(state, resident=state.resident - gone, loading=state.loading - gone)
@@ -224,12 +232,13 @@ def _retarget(tenant: Tenant, dest: str, route: RouteKind | None) -> Tenant:
     return changed(tenant, phase=Phase.ACTIVE, target=dest, capacity=tenant.cells)
 
 
-def _landed(tenant: Tenant, dest: str) -> Tenant:
-    return changed(tenant, cache_rung=dest, capacity=tenant.full_capacity)
+def _landed(tenant: Tenant, event: e.Switched) -> Tenant:
+    settled = tenant.cells if event.settled is None else event.settled
+    return changed(tenant, cache_rung=event.dest, capacity=tenant.full_capacity, settled=settled)
 
 
 def _reset_cache(tenant: Tenant, dest: str) -> Tenant:
-    fresh = changed(tenant, phase=Phase.ACTIVE, target=dest, cache_rung=dest, read=0, dropped=0)
+    fresh = changed(tenant, phase=Phase.ACTIVE, target=dest, cache_rung=dest, read=0, dropped=0, settled=0)
     return changed(fresh, capacity=fresh.full_capacity)
 
 
@@ -238,11 +247,27 @@ def _parked(tenant: Tenant) -> Tenant:
 
 
 def _shed(tenant: Tenant, keep: int) -> Tenant:
+    """What is left cannot be healed: its tokens would attend to context that is gone."""
     shed = changed(tenant, read=0, dropped=0) if keep == 0 else changed(tenant, dropped=tenant.read - keep)
-    return changed(shed, capacity=shed.cells)
+    return changed(shed, capacity=shed.cells, settled=shed.cells)
 
 
-def _produced(tenant: Tenant, count: int) -> Tenant:
+def _read(tenant: Tenant, tokens: int) -> Tenant:
+    """Tokens read after settled cells are settled themselves."""
+    more = tokens if tenant.settled == tenant.cells else 0
+    return changed(tenant, read=tenant.read + tokens, settled=tenant.settled + more)
+
+
+def _produced(tenant: Tenant, event: e.TokensProduced) -> Tenant:
+    cells, settled, unhealed = tenant.cells, tenant.settled, event.healed
+    for _ in range(event.count):
+        healed = min(chunk(cells, settled, event.heal), unhealed)
+        settled = settled_after(cells, settled, healed)
+        cells, unhealed = cells + 1, unhealed - healed
     return changed(
-        tenant, produced=tenant.produced + count, read=tenant.read + count, served=tenant.served + count
+        tenant,
+        produced=tenant.produced + event.count,
+        read=tenant.read + event.count,
+        served=tenant.served + event.count,
+        settled=settled,
     )

@@ -53,12 +53,17 @@ class ReadStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Produce up to ``tokens`` tokens, on top of ``context`` cells."""
+    """Produce up to ``tokens`` tokens, on top of ``context`` cells.
+
+    Each step re-reads ``heal`` of the cells after the first ``settled``, as long as there are any.
+    """
 
     tenant: str
     rung: str
     tokens: int
     context: int
+    settled: int
+    heal: int
 
 
 Step = LoadStep | SwitchStep | ReadStep | DecodeStep
@@ -96,7 +101,8 @@ def next_step(state: State, costs: CostModel) -> Step | None:
             tokens = tenant.backlog if aside is None else min(chunk, tenant.backlog)
             return ReadStep(tenant.name, tenant.target, tokens, chunk, tenant.cells)
         tokens = min(tenant.max_tokens - tenant.produced, _turn_left(tenant, state))
-        return DecodeStep(tenant.name, tenant.target, tokens if aside is None else 1, tenant.cells)
+        tokens = tokens if aside is None else 1
+        return DecodeStep(tenant.name, tenant.target, tokens, tenant.cells, tenant.settled, tenant.heal)
     return None if aside is None else LoadStep(aside, aside=True)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from molt.core.events import Handoff
+from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder, RouteKind
-from molt.engine.protocol import Decoded, Request, SwitchError
+from molt.engine.protocol import SINKS, Decoded, Request, SwitchError
 
 
 @dataclass(slots=True)
@@ -19,7 +20,12 @@ class _Generation:
     capacity: int
     read: int = 0
     dropped: int = 0
+    settled: int = 0
     produced: int = 0
+
+    @property
+    def cells(self) -> int:
+        return self.read - self.dropped
 
 
 class ModelledEngine:
@@ -45,17 +51,21 @@ class ModelledEngine:
     def read(self, tenant: str, tokens: int, chunk: int) -> None:
         generation = self._generations[tenant]
         self._check_resident(generation.rung)
+        generation.settled += tokens if generation.settled == generation.cells else 0
         generation.read += tokens
         assert generation.read <= len(generation.request.prompt_ids) + generation.produced - 1
         assert generation.read - generation.dropped <= generation.capacity
 
-    def decode(self, tenant: str, count: int) -> Decoded:
+    def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         generation = self._generations[tenant]
         self._check_resident(generation.rung)
         assert generation.read == len(generation.request.prompt_ids) + generation.produced - 1
         produced = min(count, generation.request.max_tokens - generation.produced)
         generation.produced += produced
-        generation.read += produced
+        for _ in range(produced):
+            healed = chunk(generation.cells, generation.settled, heal)
+            generation.settled = settled_after(generation.cells, generation.settled, healed)
+            generation.read += 1
         assert generation.read - generation.dropped <= generation.capacity
         done = generation.produced == generation.request.max_tokens
         return Decoded(ids=(), pieces=(), finish="length" if done else None, count=produced)
@@ -67,6 +77,8 @@ class ModelledEngine:
             raise SwitchError(f"{generation.read - generation.dropped} cells do not fit {capacity}")
         generation.rung = dest
         generation.capacity = capacity
+        if route is RouteKind.PROJECT and generation.dropped == 0:
+            generation.settled = min(SINKS, generation.cells)
         return None
 
     def park(self, tenant: str) -> int:
@@ -86,7 +98,7 @@ class ModelledEngine:
             generation.read = generation.dropped = 0
         else:
             generation.dropped = generation.read - keep_cells
-        generation.capacity = keep_cells
+        generation.capacity = generation.settled = keep_cells
         return before - self.cache_bytes(tenant)
 
     def finish(self, tenant: str) -> None:
@@ -99,6 +111,9 @@ class ModelledEngine:
     def cache_bytes(self, tenant: str) -> int:
         generation = self._generations.get(tenant)
         return 0 if generation is None else self._ladder.rung(generation.rung).kv_bytes(generation.capacity)
+
+    def settled_cells(self, tenant: str) -> int:
+        return self._generations[tenant].settled
 
     def weight_bytes(self, rung: str) -> int:
         return self._ladder.rung(rung).weight_bytes if rung in self._resident else 0

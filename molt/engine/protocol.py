@@ -14,6 +14,9 @@ from typing import Protocol
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 
+SINKS = 4
+"""First cells that a shed keeps, and that a projected switch reads natively: attention parks its unused mass there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -58,8 +61,14 @@ class Engine(Protocol):
     def read(self, tenant: str, tokens: int, chunk: int) -> None:
         """Read the next ``tokens`` known tokens into the cache on the rung of the cache, ``chunk`` at a time."""
 
-    def decode(self, tenant: str, count: int) -> Decoded:
-        """Produce up to ``count`` tokens, fewer only at the end of the answer."""
+    def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
+        """Produce up to ``count`` tokens, fewer only at the end of the answer.
+
+        Every step re-reads ``heal`` of the cells that are not settled, see ``molt.core.healing``.
+        """
+
+    def settled_cells(self, tenant: str) -> int:
+        """The first cells of a tenant's cache that need no healing: exact, or (after a shed) beyond it."""
 
     def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int) -> Handoff | None:
         """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot.

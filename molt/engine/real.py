@@ -22,25 +22,25 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from molt.core import healing
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from molt.engine.detokenise import Detokeniser
-from molt.engine.protocol import Decoded, Request, SwitchError
+from molt.engine.protocol import SINKS, Decoded, Request, SwitchError
 from molt.engine.sampling import sample, uniform
+from molt.errors import LadderError
 from molt.kv import map_file
 from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import Yardstick, judge, yardstick
+from molt.kv.heal import step as heal_step
 from molt.kv.map_file import Binding, MapRefused, file_sha256
 from molt.kv.project import KVMap
-from molt.kv.resident import Resident
+from molt.kv.resident import NotFinite, Resident
 from molt.kv.transplant import carry, transplant
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import CPU, load
 from molt.models.rope import rope_of
 from molt.models.weights_file import read_json, weights_sha256
-
-SINKS = 4
-"""First cells that a shed keeps; see ``molt.kv.cache.PreallocatedCache.shed``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class _Generation:
     known: list[int]
     detokeniser: Detokeniser
     read: int = 0
+    settled: int = 0
     finish: str | None = None
 
     @property
@@ -136,17 +137,21 @@ class RealEngine:
             f"{tokens} tokens from {generation.read}: the last is left to decode"
         )
         resident = self._loaded[generation.rung].resident
+        generation.settled += tokens if generation.settled == generation.cache.cells else 0
         resident.read(generation.cache, generation.known[generation.read : end], generation.read, chunk)
         generation.read = end
 
-    def decode(self, tenant: str, count: int) -> Decoded:
-        """Produce up to ``count`` tokens, fewer only at the end of the answer."""
+    def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
+        """Produce up to ``count`` tokens, fewer only at the end of the answer.
+
+        Every step re-reads ``heal`` of the cells that are not settled.
+        """
         generation = self._generations[tenant]
         assert generation.read == len(generation.known) - 1, "known tokens are unread"
         ids: list[int] = []
         pieces: list[str] = []
         while len(ids) < count and generation.finish is None:
-            token, piece = self._decode_one(generation)
+            token, piece = self._decode_one(generation, heal)
             ids.append(token)
             pieces.append(piece)
         return Decoded(len(ids), tuple(ids), tuple(pieces), generation.finish)
@@ -166,6 +171,8 @@ class RealEngine:
             case RouteKind.REREAD:
                 raise AssertionError("a re-read is a shed to 0 and reads")
         generation.rung, generation.cache = dest, carried
+        if route is RouteKind.PROJECT:
+            generation.settled = settled_cells(carried)
         return None if by is None else judge(target, carried, by).handoff()
 
     def park(self, tenant: str) -> int:
@@ -184,10 +191,12 @@ class RealEngine:
         """
         generation = self._generations[tenant]
         if keep_cells > 0:
-            return generation.cache.shed(keep_cells, SINKS)
+            freed = generation.cache.shed(keep_cells, SINKS)
+            generation.settled = generation.cache.cells
+            return freed
         freed = generation.cache.nbytes
         generation.rung, generation.cache = rung, self._empty_cache(rung, capacity=0)
-        generation.read = 0
+        generation.read = generation.settled = 0
         return freed
 
     def finish(self, tenant: str) -> None:
@@ -205,12 +214,15 @@ class RealEngine:
         generation = self._generations.get(tenant)
         return 0 if generation is None else generation.cache.nbytes
 
+    def settled_cells(self, tenant: str) -> int:
+        """The first cells of a tenant's cache that need no healing."""
+        return self._generations[tenant].settled
+
     # -- detail
 
-    def _decode_one(self, generation: _Generation) -> tuple[int, str]:
+    def _decode_one(self, generation: _Generation, heal: int) -> tuple[int, str]:
         loaded, request = self._loaded[generation.rung], generation.request
-        position = generation.read
-        logits = loaded.resident.step(generation.cache, generation.known[position:], position)[0]
+        logits = self._next_logits(loaded.resident, generation, heal)
         draw = uniform(request.seed, generation.produced)
         token = sample(logits, request.temperature, request.top_p, draw)
         generation.read += 1
@@ -221,6 +233,21 @@ class RealEngine:
             generation.finish = "length"
         piece = generation.detokeniser.push(token)
         return token, piece if generation.finish is None else piece + generation.detokeniser.flush()
+
+    def _next_logits(self, resident: Resident, generation: _Generation, heal: int) -> torch.Tensor:
+        """Logits (vocabulary,) of the next token; on the way, ``heal`` tokens of the cache are re-read."""
+        cache, cells, settled = generation.cache, generation.cache.cells, generation.settled
+        healed = healing.chunk(cells, settled, heal)
+        try:
+            if healed:
+                logits = heal_step(resident, cache, generation.known, settled, healed)
+            else:
+                logits = resident.step(cache, generation.known[generation.read :], generation.read)[0]
+        except NotFinite as fault:
+            folder = self._rungs[generation.rung].folder
+            raise LadderError(f"{folder}: {generation.rung}: {fault}") from None
+        generation.settled = healing.settled_after(cells, settled, healed)
+        return logits
 
     def _bring_in(self, rung: str) -> _Loaded:
         spec, numbers = self._rungs[rung], self._spec.ladder.rung(rung)
@@ -275,6 +302,12 @@ class RealEngine:
         if rung not in self._laboratory:
             self._laboratory[rung] = self._bring_in(rung)
         return self._laboratory[rung].resident
+
+
+def settled_cells(projected: PreallocatedCache) -> int:
+    """The first cells of a projected cache that are exact; all, in the sense of healing, where there is a gap."""
+    has_gap = projected.cells > 0 and projected.positions[-1] != projected.cells - 1
+    return projected.cells if has_gap else min(SINKS, projected.cells)
 
 
 def end_tokens(folder: Path) -> frozenset[int]:

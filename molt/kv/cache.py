@@ -98,6 +98,10 @@ class PreallocatedCache:
 
     # -- what a forward pass calls
 
+    def mask(self, tokens: int, device: torch.device) -> Tensor | None:
+        """Each new token sees the cells and the new tokens up to itself; a single one everything."""
+        return None if tokens == 1 else causal_mask(tokens, self.cells, device)
+
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (H, t, D) of a layer; returns all of them, (H, T, D) each, up to here."""
         first, end = self.cells, self.cells + keys.shape[1]
@@ -105,6 +109,13 @@ class PreallocatedCache:
         self._keys[layer][:, first:end] = keys
         self._values[layer][:, first:end] = values
         return self._keys[layer][:, :end], self._values[layer][:, :end]
+
+    def replace(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
+        """Overwrite cells from ``first`` on of a layer with keys and values (H, t, D)."""
+        end = first + keys.shape[1]
+        assert end <= self.cells, f"cells up to {end} of {self.cells}"
+        self._keys[layer][:, first:end] = keys
+        self._values[layer][:, first:end] = values
 
     def commit(self, positions: Sequence[int]) -> None:
         """Count the tokens of a finished pass, at ``positions``, among the cells."""
@@ -135,3 +146,8 @@ class PreallocatedCache:
                 tensors[layer][:, : len(kept)] = old[:, index]
         self.positions = [self.positions[cell] for cell in kept]
         return before - self.nbytes
+
+
+def causal_mask(tokens: int, before: int, device: torch.device) -> Tensor:
+    """What is added to the scores (t, before + t): nothing, or minus infinity for what is still to come."""
+    return torch.full((tokens, before + tokens), -math.inf, device=device).triu_(before + 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from molt.core.ladder import KVLayout
 from molt.kv.cache import PreallocatedCache
-from molt.models.decoder import Decoder
+from molt.models.decoder import Cells, Decoder
 from molt.models.rope import Rope
 
 CHUNK_TOKENS = 256
@@ -72,12 +72,20 @@ class Resident:
         Raises ``NotFinite`` if they are not numbers; the cache is as it was.
         """
         positions = range(first, first + len(ids))
-        x = self.decoder.run(self.decoder.embed(ids), positions, cache)
-        logits = self.decoder.logits(x)[:, : self.vocabulary]
-        if not math.isfinite(logits.sum()):
-            raise NotFinite(self._first_not_finite(cache, ids, positions))
+        logits = self.logits(ids, positions, cache, keep=len(ids))
         cache.commit(positions)
-        return logits.cpu()
+        return logits
+
+    def logits(self, ids: Sequence[int], positions: Sequence[int], cells: Cells, keep: int) -> Tensor:
+        """Logits (keep, vocabulary) after the last ``keep`` of some tokens, whose keys and values enter ``cells``.
+
+        Raises ``NotFinite`` if they are not numbers.
+        """
+        x = self.decoder.run(self.decoder.embed(ids), positions, cells)
+        logits = self.decoder.logits(x[-keep:])[:, : self.vocabulary].cpu()
+        if not math.isfinite(logits.sum()):
+            raise NotFinite(self._first_not_finite(ids, positions, cells))
+        return logits
 
     def empty_cache(self, capacity: int) -> PreallocatedCache:
         """A cache in this rung's geometry, where the rung computes, with room for ``capacity`` cells."""
@@ -89,12 +97,12 @@ class Resident:
         self.read(cache, ids, 0)
         return cache
 
-    def _first_not_finite(self, cache: PreallocatedCache, ids: Sequence[int], positions: range) -> str:
+    def _first_not_finite(self, ids: Sequence[int], positions: Sequence[int], cells: Cells) -> str:
         x = self.decoder.embed(ids)
         if not x.isfinite().all():
             return "the embedding gives values that are not finite"
         for layer in range(self.layout.layers):
-            x = self.decoder.run(x, positions, cache, layer, layer + 1)
+            x = self.decoder.run(x, positions, cells, layer, layer + 1)
             if not x.isfinite().all():
                 return f"layer {layer} gives values that are not finite"
         return "the head gives values that are not finite"

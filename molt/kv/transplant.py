@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from molt.core.ladder import KVLayout
-from molt.engine.protocol import SwitchError
+from molt.engine.protocol import SINKS, SwitchError
 from molt.kv.cache import PreallocatedCache
 from molt.kv.project import KVMap, project
 from molt.kv.resident import Resident
@@ -36,7 +36,7 @@ class Islands:
     than the map.
     """
 
-    first: int = 4
+    first: int = SINKS
     last: int = 16
 
 

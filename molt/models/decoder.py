@@ -9,7 +9,6 @@ Shape legend: t tokens of this pass, T cells they may see, H heads, G = KV heads
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,11 +31,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Cells(Protocol):
-    """What a pass needs of a cache: the keys and values of a layer, with those of new tokens behind them."""
+    """What a pass needs of a cache: the keys and values of a layer, with those of new tokens among them."""
 
-    @property
-    def cells(self) -> int:
-        """Cells before this pass."""
+    def mask(self, tokens: int, device: torch.device) -> Tensor | None:
+        """What is added to the scores (t, T) of new tokens, or ``None`` where each may see every cell."""
 
     def extend(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (G, t, D) of a layer; returns all of them, (G, T, D) each."""
@@ -89,7 +87,7 @@ class Decoder:
         ``x`` is the stream before them, and becomes the one after; their keys and values enter the cache.
         """
         turn = self._turn(positions)
-        mask = _mask(len(x), cache.cells, x.device)
+        mask = cache.mask(len(x), x.device)
         for number in range(first, self.shape.layers if end is None else end):
             layer = self.layers[number]
             x += layer.output.linear(self._attended(number, layer, x, turn, mask, cache))
@@ -169,10 +167,3 @@ class Decoder:
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Heads (t, n, D) turned by their positions."""
     return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, dims=-1), sin)
-
-
-def _mask(tokens: int, cached: int, device: torch.device) -> Tensor | None:
-    """Causal mask (t, T), added to scores, or ``None`` for a single token, which may see every cell."""
-    if tokens == 1:
-        return None
-    return torch.full((tokens, cached + tokens), -math.inf, device=device).triu_(cached + 1)

@@ -16,6 +16,8 @@ Going to a better posture than the present one (recovery, the levers in reverse)
 an oscillating budget does not make the models oscillate. Only whoever stands still may come back sooner, on the
 smallest rung, and after the cool-down even without the margin. Where both rungs fit, the larger one is brought in while
 the smaller goes on answering, and only the switch itself is a pause.
+
+A cache that was carried is healed afterwards, a few tokens with every decode step (``molt.core.healing``).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from molt.core.events import TenantKind
+from molt.core.healing import most_within
 from molt.core.plan import Placement, Plan, Rest, Run, Wait
 from molt.core.state import Phase, Tenant
 from molt.core.view import View, by_protection
@@ -37,11 +40,15 @@ Rank = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class Molt:
     """Parameters: ``cooldown_ns`` between a change and the next recovery; ``margin``, the share of the budget
-    that must stay free for a recovery; ``min_cells`` that shedding leaves (sinks and the most recent tokens)."""
+    that must stay free for a recovery; ``min_cells`` that shedding leaves (sinks and the most recent tokens);
+    ``heal_tokens`` of a carried cache that a decode step re-reads at most (0: none), as many as keep it within
+    ``heal_stretch`` times a bare step."""
 
     cooldown_ns: int = 2_000_000_000
     margin: float = 0.05
     min_cells: int = 32
+    heal_tokens: int = 32
+    heal_stretch: float = 2.0
 
     name: ClassVar[str] = "molt"
     promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
@@ -54,6 +61,10 @@ class Molt:
             raise ValueError(f"margin must be at least 0 and below 1, is {self.margin}")
         if self.min_cells < 8:
             raise ValueError(f"min_cells must be at least 8 (4 sinks and 4 recent), is {self.min_cells}")
+        if self.heal_tokens < 0:
+            raise ValueError(f"heal_tokens must not be negative, is {self.heal_tokens}")
+        if self.heal_stretch < 1.0:
+            raise ValueError(f"heal_stretch must be at least 1, is {self.heal_stretch}")
 
     def decide(self, view: View) -> Plan:
         """The least harmful posture that fits."""
@@ -77,7 +88,23 @@ class Molt:
             break
         else:
             chosen = self._shed(view)
-        return replace(chosen, revisit_ns=cool_ns if cooling else None)
+        return replace(self._healing(view, chosen), revisit_ns=cool_ns if cooling else None)
+
+    def _healing(self, view: View, plan: Plan) -> Plan:
+        """``plan`` with carried caches healed where they are; not while another rung is being brought in for them,
+        which would throw the work away."""
+        if plan.keep - view.state.resident:
+            return plan
+        healed = {
+            tenant.name: replace(placement, heal=self._heal_tokens(view, tenant, placement.rung))
+            for tenant in view.admitted()
+            if isinstance(placement := plan.placements.get(tenant.name), Run)
+            and tenant.settled < tenant.cells
+        }
+        return replace(plan, placements={**plan.placements, **healed})
+
+    def _heal_tokens(self, view: View, tenant: Tenant, rung: str) -> int:
+        return most_within(view.costs.rungs[rung], self.heal_stretch, tenant.cells, self.heal_tokens)
 
     def _meanwhile(self, view: View, plan: Plan, better: Plan) -> Plan:
         """``plan``, with the rung of the better one brought in aside; the better one at once if not both fit."""

@@ -71,7 +71,7 @@ def test_a_demotion_trims_reserves_and_lands() -> None:
     )
     assert state.tenants["chat"].capacity == 149
     assert peak_bytes(state, LADDER) == usage_bytes(state, LADDER) == MIDDLE.resident_bytes + 149 * 2048
-    assert next_step(state, COSTS) == DecodeStep("chat", "tier1", 50, 99)
+    assert next_step(state, COSTS) == DecodeStep("chat", "tier1", 50, 99, settled=99, heal=0)
 
 
 def test_the_order_of_decisions_is_release_first() -> None:
@@ -152,7 +152,7 @@ def test_foreground_goes_first_and_batch_takes_turns() -> None:
     for name in ("b1", "b2"):
         state = arrived(state, name, TenantKind.BATCH, prompt=1)
         state = after_decision(state, d.Admit(tenant=name, rung="tier0", capacity=50))
-    assert next_step(state, COSTS) == DecodeStep("chat", "tier0", 50, 99)
+    assert next_step(state, COSTS) == DecodeStep("chat", "tier0", 50, 99, settled=99, heal=0)
     state = after_event(state, e.TenantFinished(at_ns=3, tenant="chat", reason="stop"))
     served = []
     for _ in range(4):

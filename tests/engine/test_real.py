@@ -22,7 +22,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import molt.engine  # noqa: F401
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
-from molt.engine.protocol import Engine, Request, SwitchError
+from molt.engine.protocol import SINKS, Engine, Request, SwitchError
 from molt.engine.real import RealEngine, end_tokens
 from molt.kv import map_file
 from molt.kv.features import columns_per_layer
@@ -411,6 +411,60 @@ def test_a_switch_that_cannot_be_made_changes_nothing(spec: LadderSpec, tmp_path
         with torch.inference_mode():
             cache._values[0][0, 20] = spoiled
     assert engine.decode("tenant", 99).ids == whole.ids
+
+
+# ------------------------------------------------------------------------------------------------------ healing
+
+
+def healed_engine(spec: LadderSpec, heal: int, *, dest: str = "small") -> tuple[RealEngine, int]:
+    """An engine whose tenant came over from the large rung, and how many tokens it produced until all was exact."""
+    engine = with_every_rung(spec)
+    start(engine, request())
+    engine.switch("tenant", dest, RouteKind.PROJECT, POSITIONS)
+    produced = 0
+    while engine.settled_cells("tenant") < engine._generations["tenant"].cache.cells:
+        assert engine.decode("tenant", 1, heal).count == 1
+        produced += 1
+    return engine, produced
+
+
+@pytest.mark.parametrize("heal", [3, 8, 40])
+def test_a_healed_cache_is_the_one_of_a_reread(spec: LadderSpec, heal: int) -> None:
+    engine, produced = healed_engine(spec, heal)
+    generation = engine._generations["tenant"]
+    assert produced < len(PROMPT)
+    own = engine._loaded["small"].resident.read_afresh(generation.known[:-1]).export()
+    healed = generation.cache.export()
+    torch.testing.assert_close(healed.keys, own.keys, rtol=0, atol=2e-5)
+    torch.testing.assert_close(healed.values, own.values, rtol=0, atol=2e-5)
+
+
+def test_a_second_switch_and_a_park_keep_what_is_exact(spec: LadderSpec) -> None:
+    engine = with_every_rung(spec)
+    start(engine, request())
+    engine.switch("tenant", "small", RouteKind.PROJECT, POSITIONS)
+    assert engine.settled_cells("tenant") == SINKS
+    engine.decode("tenant", 1, 10)
+    assert engine.settled_cells("tenant") == SINKS + 10
+    engine.park("tenant")
+    engine.grow("tenant", POSITIONS)
+    assert engine.settled_cells("tenant") == SINKS + 10
+    engine.switch("tenant", "large", RouteKind.PROJECT, POSITIONS)
+    own = engine._loaded["large"].resident.read_afresh(engine._generations["tenant"].known[:SINKS]).export()
+    cache = engine._generations["tenant"].cache.export(0, SINKS)
+    torch.testing.assert_close(cache.keys, own.keys, rtol=0, atol=2e-5)
+    assert engine.settled_cells("tenant") == SINKS
+
+
+def test_a_shed_ends_healing(spec: LadderSpec) -> None:
+    engine = with_every_rung(spec)
+    start(engine, request())
+    engine.switch("tenant", "small", RouteKind.PROJECT, POSITIONS)
+    engine.shed("tenant", 12, "small")
+    engine.grow("tenant", POSITIONS)
+    assert engine.settled_cells("tenant") == 12
+    assert engine.decode("tenant", 2, 8).count == 2
+    assert engine.settled_cells("tenant") == 14
 
 
 # ----------------------------------------------------------------------------------------------- measurements

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molt.core import events as e
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from reports import metrics
@@ -248,6 +249,13 @@ def test_overshoot_is_sampled_after_enforcement_while_alive() -> None:
     story.start(40).memory(40, 300, 400, enforced=True)
     assert metrics.overshoot_bytes_max(story.run()) == 100
     assert metrics.usage_peak_bytes(story.run()) == 900
+
+
+def test_healed_tokens_are_summed_over_all_runs() -> None:
+    story = Story().arrive(0).admit(0)
+    story._event(e.TokensProduced(at_ns=1, tenant="chat", rung="tier1", count=2, heal=8, healed=16))
+    story._event(e.TokensProduced(at_ns=2, tenant="chat", rung="tier1", count=1))
+    assert metrics.tokens_healed(story.run()) == 16
 
 
 def test_file_mapped_weights_are_told_apart() -> None:
