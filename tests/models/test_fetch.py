@@ -11,11 +11,14 @@ import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -29,7 +32,7 @@ from molt.models.loader import find_image, load
 from molt.models.source import GgufSource, HubSource, PartsSource, converted_folder
 from molt.models.weights_file import weights_sha256
 from tests.models.gguf_files import QWEN2, random_tensors, write_gguf
-from tests.models.tiny import write_ladder
+from tests.models.tiny import write_ladder, write_tokenizer
 from tests.models.wheels import index_at, write_wheel
 
 SMALL = QWEN2 | {"num_hidden_layers": 1}
@@ -251,7 +254,14 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100, 99, 1000))
     assert "are needed on this disk, 1000B are free" in refusal(packed)
-    assert not list((cache / "downloads").iterdir())
+    assert not cache.exists()
+
+
+def test_room_is_counted_for_all_models_of_a_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both models converted, and the parts of the second beside them."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100, 99, 8 * 10**9))
+    with pytest.raises(LadderError, match=r"8\.[0-9]+GiB are needed on this disk, 7\.45GiB are free"):
+        fetch("qwen2.5-coder")
 
 
 def test_a_disk_that_fills_up_meanwhile_is_one_line(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +290,35 @@ def test_no_network_is_one_line(on_hub: Path) -> None:
         "rungs (a): hub model org/name at 0123456789ab: not in the local cache, and the hub cannot be"
         in message
     )
+
+
+def test_a_hub_model_is_brought_and_then_here(on_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that gives the files of a model, where there was only a part of them."""
+    snapshot = on_hub.parent / "hub/models--org--name/snapshots/0123456789abcdef0123456789abcdef01234567"
+    tensors = {name: torch.from_numpy(values) for name, values in random_tensors(snapshot, SMALL).items()}
+    write_tokenizer(snapshot)
+
+    def hub(_: str, *, dry_run: bool = False, local_files_only: bool = False, **__: object) -> object:
+        if not local_files_only and not dry_run:
+            save_file(tensors, snapshot / "model.safetensors")
+        return [] if dry_run else str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    with pytest.raises(NotFetchedError, match=r"incomplete in the local cache"):
+        resolve(on_hub)
+    fetch(str(on_hub))
+    verify(str(on_hub))
+    assert resolve(on_hub).rungs[0].folder == snapshot
+
+
+def test_a_licence_to_accept_first_is_one_line(on_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gated(*_: object, local_files_only: bool = False, **__: object) -> None:
+        if local_files_only:
+            raise LocalEntryNotFoundError("none")
+        raise GatedRepoError("403", response=SimpleNamespace(headers={}, request=None))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", gated)
+    assert "its licence is to be accepted on the hub first, and then: hf auth login" in refusal(on_hub)
 
 
 def test_an_altered_hub_model_is_refused(on_hub: Path) -> None:

