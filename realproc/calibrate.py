@@ -28,8 +28,11 @@ from molt.log import plain
 from molt.models.ladder_file import resolve
 
 REPEATS = 5
+SLOW_REPEATS = 3
+DECODES = 20
 CONTEXTS = (0, 128, 512, 1024)
 CHUNKS = (8, 32, 128)
+MEASURED_TOKENS = REPEATS * sum(CHUNKS) + DECODES
 CELLS = (64, 256, 1024)
 JUDGED_CELLS = 384
 JUDGED_TEXTS = 8
@@ -93,12 +96,12 @@ def _made_up(tokens: int) -> tuple[int, ...]:
 def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
     load_ns, release_ns = _load_and_release(engine, rung)
     engine.load(rung)
-    longest = min(ladder.rung(rung).max_positions, CONTEXTS[-1] + CHUNKS[-1] + 64)
     reads: list[Sample] = []
     decodes: list[Sample] = []
-    for context in (c for c in CONTEXTS if c + CHUNKS[-1] + 16 <= longest):
-        reads += [(chunk, context, _median_ns(_reading(engine, rung, context, chunk))) for chunk in CHUNKS]
-        decodes.append((1, context, _median_ns(_decoding(engine, rung, context))))
+    for context in (c for c in CONTEXTS if c + MEASURED_TOKENS < ladder.rung(rung).max_positions):
+        read, decode = _reads_and_decodes(engine, rung, context)
+        reads += read
+        decodes.append(decode)
     engine.release(rung)
     return RungCosts(load_ns, release_ns, fit_step(reads), _decode_cost(decodes))
 
@@ -111,20 +114,22 @@ def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
     return round(statistics.median(loads)), round(statistics.median(releases))
 
 
-def _reading(engine: Engine, rung: str, context: int, chunk: int) -> Iterator[Callable[[], object]]:
-    for _ in range(REPEATS):
-        with _generation(engine, rung, _made_up(context + chunk + 1)) as tenant:
-            if context:
-                engine.read(tenant, context, 128)
-            yield lambda: engine.read(tenant, chunk, chunk)
+def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sample], Sample]:
+    """Medians of reading chunks of every size, one after the other on top of ``context`` cells, then of decoding.
 
-
-def _decoding(engine: Engine, rung: str, context: int) -> Iterator[Callable[[], object]]:
-    with _generation(engine, rung, _made_up(context + 1)) as tenant:
+    The context grows meanwhile: each median stands at the middle of its own stretch.
+    """
+    prompt = _made_up(context + REPEATS * sum(CHUNKS) + 1)
+    with _generation(engine, rung, prompt) as tenant:
         if context:
-            engine.read(tenant, context, 128)
-        for _ in range(4 * REPEATS):
-            yield lambda: engine.decode(tenant, 1)
+            engine.read(tenant, context, CHUNKS[-1])
+        reads: list[Sample] = []
+        for chunk in CHUNKS:
+            median_ns = _median_ns(REPEATS * [lambda size=chunk: engine.read(tenant, size, size)])  # type: ignore[misc]
+            reads.append((chunk, context + chunk * (REPEATS - 1) // 2, median_ns))
+            context += REPEATS * chunk
+        decode_ns = _median_ns(DECODES * [lambda: engine.decode(tenant, 1)])
+    return reads, (1, context + DECODES // 2, decode_ns)
 
 
 @contextmanager
@@ -151,7 +156,7 @@ def _route(
 
 
 def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
-    for _ in range(REPEATS):
+    for _ in range(REPEATS if cells < CELLS[-1] else SLOW_REPEATS):
         with _generation(engine, route.source, _made_up(cells + 1)) as tenant:
             engine.read(tenant, cells, 128)
             yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)

@@ -18,6 +18,7 @@ from typing import Any
 from reports.table import rows
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
+SCENARIOS = PUBLISHED.parent.parent / "scenarios"
 README = PUBLISHED.parent.parent / "README.md"
 README_ROWS = (
     "killed by the OS",
@@ -48,8 +49,11 @@ def publish(run: Path, published: Path = PUBLISHED) -> str:
 
 
 def command(name: str) -> str:
-    """The command that makes the run of a scenario."""
-    return f"python -m sim.run scenarios/{name}.yaml"
+    """The command that makes the run of a scenario, which may lie in a folder of ``scenarios``."""
+    files = (path for path in SCENARIOS.rglob("*.yaml") if path.parent.name != "ladders")
+    path = next((path for path in files if f"\nname: {name}\n" in path.read_text(encoding="utf-8")), None)
+    file = f"{name}.yaml" if path is None else path.relative_to(SCENARIOS).as_posix()
+    return f"python -m sim.run scenarios/{file}"
 
 
 def readme_table(summary: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from molt import log
+from molt.errors import LadderError
 from molt.models.ladder_file import resolve
 from molt.replay import replay
 from sim.run import EngineKind, prepare, simulate
@@ -50,6 +51,23 @@ def test_the_shipped_scenarios_are_these() -> None:
         "spike_mid_answer.yaml",
         "three_tenants.yaml",
     } <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", ["spike_mid_answer", "three_tenants"])
+def test_the_scenarios_of_the_published_models_run(name: str, tmp_path: Path) -> None:
+    """Costs only; with real steps they take minutes and gigabytes."""
+    try:
+        job = prepare(
+            SCENARIOS / "qwen" / f"{name}.yaml", policies=["hold", "molt"], engine=EngineKind.MODELLED
+        )
+    except LadderError as missing:
+        pytest.skip(f"needs the weights of qwen2.5-coder: {missing}")
+    outcome = simulate(job, tmp_path / "out")
+    hold, molt = (log.read(tmp_path / "out" / policy / "events.jsonl")[1] for policy in ("hold", "molt"))
+    assert outcome.violations == []
+    assert of(hold, "ProcessKilled")
+    assert not of(molt, "ProcessKilled")
+    assert {record["dest"] for record in of(molt, "Switched")} == {"tier0", "tier1", "tier2"}
 
 
 @pytest.fixture(scope="module", params=SHIPPED)

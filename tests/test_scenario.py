@@ -488,9 +488,12 @@ def test_a_shipped_scenario_suits_a_ladder_like_pico(path: Path) -> None:
 
 
 def test_the_shipped_files_are_all_of_use() -> None:
-    documents = [scenario.load(path).document for path in SCENARIOS.glob("*.yaml")]
-    named = {tenant.prompt.file for document in documents for tenant in document.tenants}
-    named |= {document.trace.file for document in documents if document.trace.file}
+    paths = [*SCENARIOS.glob("*.yaml"), *SCENARIOS.glob("qwen/*.yaml")]
+    named = set()
+    for path in paths:
+        document = scenario.load(path).document
+        files = [tenant.prompt.file for tenant in document.tenants] + [document.trace.file]
+        named |= {(path.parent / file).resolve().relative_to(SCENARIOS).as_posix() for file in files if file}
     present = {
         path.relative_to(SCENARIOS).as_posix()
         for folder in ("prompts", "traces")

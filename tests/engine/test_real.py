@@ -18,12 +18,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import molt.engine  # noqa: F401
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.engine.protocol import SINKS, Engine, Request, SwitchError
 from molt.engine.real import RealEngine, end_tokens
+from molt.errors import LadderError
 from molt.kv import map_file
 from molt.kv.features import columns_per_layer
 from molt.kv.map_file import MapCard
@@ -465,6 +467,28 @@ def test_a_shed_ends_healing(spec: LadderSpec) -> None:
     assert engine.settled_cells("tenant") == 12
     assert engine.decode("tenant", 2, 8).count == 2
     assert engine.settled_cells("tenant") == 14
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("model.layers.1.mlp.down_proj.weight", "layer 1 gives values that are not finite"),
+        ("model.norm.weight", "the head gives values that are not finite"),
+    ],
+)
+def test_weights_that_are_not_numbers_stop_the_answer_and_the_layer_is_named(
+    tmp_path: Path, spec: LadderSpec, name: str, words: str
+) -> None:
+    folder = tmp_path / "poisoned"
+    shutil.copytree(spec.rungs[0].folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name].view(-1)[0] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = RealEngine(replace(spec, rungs=(replace(spec.rungs[0], folder=folder), *spec.rungs[1:])))
+    engine.load("large")
+    start(engine, request())
+    with pytest.raises(LadderError, match=rf"^[^\n]*poisoned: large: {words}$"):
+        engine.decode("tenant", 1)
 
 
 # ----------------------------------------------------------------------------------------------- measurements
