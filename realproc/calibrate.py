@@ -20,7 +20,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from molt import provenance
-from molt.core.costs import CostModel, RouteCosts, RungCosts, StepCost
+from molt.core.costs import CostModel, Divergence, RouteCosts, RungCosts, StepCost
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.engine.protocol import Engine, Request
 from molt.errors import InputError
@@ -34,8 +34,12 @@ CONTEXTS = (0, 128, 512, 1024)
 CHUNKS = (8, 32, 128)
 MEASURED_TOKENS = REPEATS * sum(CHUNKS) + DECODES
 CELLS = (64, 256, 1024)
-JUDGED_CELLS = 384
+JUDGED_CELLS = (128, 512)
+JUDGED_NATIVE = (0, 16, 64, 256)
 JUDGED_TEXTS = 8
+JUDGED_TEXTS_MIN = 2
+JUDGING_S = 60
+"""After so long no further text is judged at one length: a large ladder takes seconds for each."""
 
 Sample = tuple[int, int, float]
 """Tokens, context, nanoseconds."""
@@ -44,7 +48,7 @@ Sample = tuple[int, int, float]
 def calibrate(name: str, out: Path) -> CostModel:
     """Measure the ladder ``name`` and write its profile to ``out``.
 
-    Times depend on lengths alone, so they are measured on made-up prompts. ``expected_kl`` of a route is the mean over
+    Times depend on lengths alone, so they are measured on made-up prompts. The divergences of a route are means over
     the documents that ship with pico and were held out from everything.
     """
     from molt.engine.real import RealEngine  # torch
@@ -62,10 +66,9 @@ def calibrate(name: str, out: Path) -> CostModel:
     }
     judge = RealEngine(spec, measure_handoff=True)
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
-    texts = [tokenizer.encode(text).ids[: JUDGED_CELLS + 1] for _, text in shipped_documents()]
-    prompts = [tuple(ids) for ids in texts if len(ids) > JUDGED_CELLS][:JUDGED_TEXTS]
+    texts = [tuple(tokenizer.encode(text).ids) for _, text in shipped_documents()]
     routes = {
-        f"{route.source}->{route.dest}": _route(engine, judge, ladder, route, prompts)
+        f"{route.source}->{route.dest}": _route(engine, judge, ladder, route, texts)
         for route in track(ladder.routes, "routes", console=Console(stderr=True))
         if route.kind is not RouteKind.REREAD
     }
@@ -144,7 +147,7 @@ def _generation(engine: Engine, rung: str, prompt_ids: tuple[int, ...]) -> Itera
 
 
 def _route(
-    engine: Engine, judge: Engine, ladder: Ladder, route: Route, prompts: list[tuple[int, ...]]
+    engine: Engine, judge: Engine, ladder: Ladder, route: Route, texts: list[tuple[int, ...]]
 ) -> RouteCosts:
     engine.load(route.source)
     engine.load(route.dest)
@@ -152,7 +155,7 @@ def _route(
     samples = [(cells, 0, _median_ns(_switching(engine, route, cells))) for cells in lengths]
     engine.release(route.source)
     engine.release(route.dest)
-    return RouteCosts(fit_step(samples), _expected_kl(judge, route, prompts))
+    return RouteCosts(fit_step(samples), tuple(_divergences(judge, route, texts)))
 
 
 def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
@@ -162,19 +165,35 @@ def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[]
             yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)
 
 
-def _expected_kl(judge: Engine, route: Route, prompts: list[tuple[int, ...]]) -> float:
+def _divergences(judge: Engine, route: Route, texts: list[tuple[int, ...]]) -> Iterator[Divergence]:
     judge.load(route.source)
     judge.load(route.dest)
-    kls = []
-    for prompt_ids in prompts:
-        with _generation(judge, route.source, prompt_ids) as tenant:
-            judge.read(tenant, JUDGED_CELLS, 128)
-            handoff = judge.switch(tenant, route.dest, route.kind, JUDGED_CELLS + 64)
-        assert handoff is not None, "an engine that measures was asked to"
-        kls.append(handoff.kl)
+    for cells in JUDGED_CELLS:
+        dial = [native for native in JUDGED_NATIVE if native < cells]
+        kls: dict[int, list[float]] = {
+            native: [] for native in (dial if route.kind is RouteKind.PROJECT else [0])
+        }
+        begin = time.monotonic()
+        for text in [text[: cells + 1] for text in texts if len(text) > cells][:JUDGED_TEXTS]:
+            for native, found in kls.items():
+                found.append(_judged(judge, route, text, native))
+            if time.monotonic() - begin > JUDGING_S and len(found) >= JUDGED_TEXTS_MIN:
+                break
+        yield from (
+            Divergence(cells, native, statistics.fmean(found)) for native, found in kls.items() if found
+        )
     judge.release(route.source)
     judge.release(route.dest)
-    return statistics.fmean(kls)
+
+
+def _judged(judge: Engine, route: Route, text: tuple[int, ...], native: int) -> float:
+    """KL of a switch after all but the last token of a text."""
+    cells = len(text) - 1
+    with _generation(judge, route.source, text) as tenant:
+        judge.read(tenant, cells, 128)
+        handoff = judge.switch(tenant, route.dest, route.kind, cells + 64, native)
+    assert handoff is not None, "an engine that measures was asked to"
+    return handoff.kl
 
 
 def _median_ns(works: Iterable[Callable[[], object]]) -> float:

@@ -65,6 +65,7 @@ class Switch:
     duration: str
     pause: str
     kl: str
+    predicted_kl: str
     jsd: str
     jsd_floor: str
     recovered: str
@@ -173,6 +174,7 @@ def _switch(attempt: Attempt, seam: Seam) -> Switch:
         duration=show.span(seam.duration_ns / NS_PER_MS if seam.duration_ns else None),
         pause=show.span(None if pause_ns is None else pause_ns / NS_PER_MS),
         kl=show.decimal(quality.get("kl")),
+        predicted_kl=show.decimal(seam.predicted_kl),
         jsd=show.decimal(quality.get("jsd")),
         jsd_floor=show.decimal(quality.get("jsd_floor")),
         recovered=show.percent(quality.get("recovered_context")),

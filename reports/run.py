@@ -44,7 +44,8 @@ class Seam:
     """A place where an answer went on with another rung, before the token at ``position``.
 
     ``route`` is ``"reread"`` where the tokens were read again; ``duration_ns`` is what the switch itself took
-    (0 where the log has only the reading). ``handoff`` has the measured quality, if any.
+    (0 where the log has only the reading). ``handoff`` has the measured quality, if any,
+    ``predicted_kl`` what was expected of it.
     """
 
     position: int
@@ -55,6 +56,7 @@ class Seam:
     cells: int
     duration_ns: int
     handoff: Mapping[str, float | None] | None = None
+    predicted_kl: float | None = None
 
 
 @dataclass(slots=True)
@@ -314,6 +316,7 @@ def _switched(answers: _Answers, record: Record) -> None:
             cells=record["cells"],
             duration_ns=record["duration_ns"],
             handoff=record.get("handoff"),
+            predicted_kl=record.get("predicted_kl"),
         )
     )
 

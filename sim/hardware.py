@@ -48,6 +48,9 @@ def _check_numbers(value: Any, place: str) -> None:
     if isinstance(value, dict):
         for key, item in value.items():
             _check_numbers(item, f"{place}.{key}" if place else key)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_numbers(item, f"{place}[{index}]")
     elif place not in {"machine", "ladder"} and (
         isinstance(value, bool) or not isinstance(value, int | float)
     ):
@@ -66,7 +69,7 @@ def slowed(costs: CostModel, factor: float) -> CostModel:
         costs,
         rungs={name: _slowed_rung(rung, factor) for name, rung in costs.rungs.items()},
         routes={
-            name: RouteCosts(_slowed_step(route.switch, factor), route.expected_kl)
+            name: RouteCosts(_slowed_step(route.switch, factor), route.divergences)
             for name, route in costs.routes.items()
         },
     )

@@ -59,6 +59,8 @@ class _Move:
     dest: str
     route: RouteKind
     capacity: int
+    native: int
+    predicted_kl: float
     decision: int
 
 
@@ -291,7 +293,14 @@ class World:
         else:
             assert decision.route is not None
             self._engine.park(tenant)
-            self._moves[tenant] = _Move(decision.dest, decision.route, decision.capacity, seq)
+            self._moves[tenant] = _Move(
+                decision.dest,
+                decision.route,
+                decision.capacity,
+                decision.native,
+                decision.prediction.kl,
+                seq,
+            )
         self._put_cache(tenant)
 
     def _shed(self, decision: d.Shed, seq: int) -> None:
@@ -378,9 +387,7 @@ class World:
 
     def _switch(self, step: SwitchStep) -> Wait:
         move = self._moves[step.tenant]
-        costs = self._costs.route(step.source, step.dest)
-        assert costs is not None, f"route {step.source}->{step.dest} has no costs"
-        total_ns = costs.switch.ns(step.cells, 0)
+        total_ns = self._costs.switch_ns(step.source, step.dest, step.cells, move.native)
         map_bytes = self._ladder.route(step.source, step.dest).map_bytes
         new_cache = self._ladder.rung(step.dest).kv_bytes(move.capacity)
         self._memory.put("transient", f"switch {step.tenant}", new_cache + map_bytes)
@@ -422,6 +429,8 @@ class World:
                 cells=step.cells,
                 duration_ns=took_ns,
                 settled=self._engine.settled_cells(step.tenant),
+                native=move.native,
+                predicted_kl=move.predicted_kl,
                 handoff=outcome,
                 decision=move.decision,
             )
@@ -430,7 +439,7 @@ class World:
     def _cross(self, step: SwitchStep, move: _Move) -> e.Handoff | SwitchError | None:
         self._guests[step.tenant].rung = step.dest
         try:
-            return self._engine.switch(step.tenant, step.dest, move.route, move.capacity)
+            return self._engine.switch(step.tenant, step.dest, move.route, move.capacity, move.native)
         except SwitchError as error:  # the tokens are still there: read them again
             self._engine.shed(step.tenant, 0, step.dest)
             self._engine.grow(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from molt.core.costs import CostModel, RouteCosts, RungCosts, StepCost
+from molt.core.costs import CostModel, Divergence, RouteCosts, RungCosts, StepCost
 from molt.core.events import TenantKind
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.core.view import Policy
@@ -54,7 +54,10 @@ COSTS = CostModel(
     ladder="small",
     process_start_ns=3 * S,
     rungs={"tier0": _rung_costs(800, 80), "tier1": _rung_costs(400, 40), "tier2": _rung_costs(200, 30)},
-    routes={f"{r.source}->{r.dest}": RouteCosts(StepCost(60 * MS, 0.4 * MS), 0.1) for r in LADDER.routes},
+    routes={
+        f"{r.source}->{r.dest}": RouteCosts(StepCost(60 * MS, 0.4 * MS), (Divergence(256, 16, 0.1),))
+        for r in LADDER.routes
+    },
 )
 
 

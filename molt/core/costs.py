@@ -6,8 +6,9 @@ The scheduler predicts with these figures; the simulator's physics uses them as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +38,38 @@ class RungCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """KL (nats) to the destination's own cache of ``cells`` cells, the last ``native`` of which it read itself."""
+
+    cells: int
+    native: int
+    kl: float
+
+
+@dataclass(frozen=True, slots=True)
 class RouteCosts:
-    """Time to take a cache of n tokens along one route, and the KL to the native cache to expect (nats)."""
+    """Time to take a cache of n tokens along one route, and what it costs in quality, as measured at some points.
+
+    ``switch`` is the time with no token read natively beyond those that always are.
+    """
 
     switch: StepCost
-    expected_kl: float = 0.0
+    divergences: tuple[Divergence, ...] = ()
+
+    def expected_kl(self, cells: int, native: int) -> float:
+        """Nats, interpolated between the measured points: in the native share of the cells, then in the cells.
+
+        Beyond the measured lengths the nearest counts; a cache read natively as a whole costs nothing.
+        """
+        lengths = sorted({point.cells for point in self.divergences})
+        if not lengths or native >= cells:
+            return 0.0
+        share = native / cells
+        return _between([(length, self._at(length, share)) for length in lengths], cells)
+
+    def _at(self, cells: int, share: float) -> float:
+        points = sorted((p.native / cells, p.kl) for p in self.divergences if p.cells == cells)
+        return _between([*points, (1.0, 0.0)], share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +85,23 @@ class CostModel:
     def route(self, source: str, dest: str) -> RouteCosts | None:
         """Costs of a carried switch, or ``None`` where only a re-read was measured."""
         return self.routes.get(f"{source}->{dest}")
+
+    def switch_ns(self, source: str, dest: str, cells: int, native: int) -> int:
+        """Time of a carried switch: the map of all but the last ``native`` cells, and reading those.
+
+        Raises ``KeyError`` for a route that was not measured.
+        """
+        mapped = max(0, cells - native)
+        read = self.rungs[dest].read
+        marginal = (
+            read.token_ns + read.pair_ns * mapped
+        )  # the weights are gone through once, with the first tokens
+        return self.routes[f"{source}->{dest}"].switch.ns(mapped, 0) + round(marginal * (cells - mapped))
+
+
+def _between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Piecewise linear through rising points, constant beyond them."""
+    for (left, low), (right, high) in pairwise(points):
+        if x <= right:
+            return low if x <= left else low + (high - low) * (x - left) / (right - left)
+    return points[-1][1]

@@ -3,6 +3,7 @@
 Every decision carries its prediction; the world answers with an outcome event that carries the measurement.
 ``route`` is how the tenant's cache gets to ``dest``; ``None`` means that it already has the geometry of ``dest``.
 ``capacity`` is the room, in cells, that the cache is to have there; until then it is trimmed to what it holds.
+``native`` of the cache's last tokens are read by ``dest`` itself instead of going through the map.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Demote(Decision):
     dest: str
     route: RouteKind | None
     capacity: int
+    native: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class Promote(Decision):
     dest: str
     route: RouteKind | None
     capacity: int
+    native: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,7 @@ class Unpark(Decision):
     dest: str
     route: RouteKind | None
     capacity: int
+    native: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

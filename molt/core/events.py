@@ -135,7 +135,11 @@ class Handoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switched(Event):
-    """A tenant's cache now belongs to another rung; its first ``settled`` cells need no healing (``None``: all)."""
+    """A tenant's cache now belongs to another rung; its first ``settled`` cells need no healing (``None``: all).
+
+    ``native`` of its last tokens were read by that rung itself; ``predicted_kl`` is what the decision expected of
+    the ``handoff``.
+    """
 
     tenant: str
     source: str
@@ -144,6 +148,8 @@ class Switched(Event):
     cells: int
     duration_ns: int
     settled: int | None = None
+    native: int = 0
+    predicted_kl: float = 0.0
     handoff: Handoff | None = None
     decision: int | None = None
 

@@ -15,17 +15,23 @@ from molt.core.costs import CostModel
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.state import Phase, State, Tenant, after_decision
 
+NATIVE_TOKENS = 16
+"""The last tokens of a cache that a projected switch reads natively where a policy says nothing: what comes next leans
+on them most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Be active on ``rung``. ``carry`` false reads the tokens again instead of taking the cache along.
 
-    A cache that was carried is healed by ``heal`` tokens with every decode step; 0 pauses that.
+    A cache that goes through a map is read natively in its last ``native`` tokens, and healed afterwards by
+    ``heal`` tokens with every decode step; 0 pauses that.
     """
 
     rung: str
     carry: bool = True
     heal: int = 0
+    native: int = NATIVE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,7 @@ def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
         dest=dest,
         route=route,
         capacity=tenant.full_capacity + read_again,
+        native=min(placement.native, tenant.cells) if route is RouteKind.PROJECT else 0,
     )
 
 
@@ -201,9 +208,19 @@ def _duration_and_kl(
             tenant = after.tenants[decision.tenant]
             if tenant.switching:
                 assert tenant.cache_rung is not None
-                route = costs.route(tenant.cache_rung, decision.dest)
-                return (0, 0.0) if route is None else (route.switch.ns(tenant.cells, 0), route.expected_kl)
+                return _switch_costs(tenant, decision, costs)
             unread = max(0, tenant.backlog)
             return (costs.rungs[decision.dest].read.ns(unread, unread // 2) if unread else 0), 0.0
         case _:
             return 0, 0.0
+
+
+def _switch_costs(
+    tenant: Tenant, decision: d.Demote | d.Promote | d.Unpark, costs: CostModel
+) -> tuple[int, float]:
+    assert tenant.cache_rung is not None
+    route = costs.route(tenant.cache_rung, decision.dest)
+    if route is None:
+        return 0, 0.0
+    duration = costs.switch_ns(tenant.cache_rung, decision.dest, tenant.cells, decision.native)
+    return duration, route.expected_kl(tenant.cells, decision.native)

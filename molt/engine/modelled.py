@@ -70,7 +70,9 @@ class ModelledEngine:
         done = generation.produced == generation.request.max_tokens
         return Decoded(ids=(), pieces=(), finish="length" if done else None, count=produced)
 
-    def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int) -> Handoff | None:
+    def switch(
+        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+    ) -> Handoff | None:
         generation = self._generations[tenant]
         self._check_resident(dest)
         if generation.read - generation.dropped > capacity:

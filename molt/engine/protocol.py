@@ -70,8 +70,12 @@ class Engine(Protocol):
     def settled_cells(self, tenant: str) -> int:
         """The first cells of a tenant's cache that need no healing: exact, or (after a shed) beyond it."""
 
-    def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int) -> Handoff | None:
+    def switch(
+        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+    ) -> Handoff | None:
         """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot.
+
+        The last ``native`` tokens of a projected cache are read by ``dest`` itself.
 
         Returns the measured quality where the engine measures it. Never called with ``REREAD``: the world sheds
         to 0 and reads again.

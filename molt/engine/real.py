@@ -36,7 +36,7 @@ from molt.kv.heal import step as heal_step
 from molt.kv.map_file import Binding, MapRefused, file_sha256
 from molt.kv.project import KVMap
 from molt.kv.resident import NotFinite, Resident
-from molt.kv.transplant import carry, transplant
+from molt.kv.transplant import Islands, carry, transplant
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import CPU, load
 from molt.models.rope import rope_of
@@ -156,7 +156,9 @@ class RealEngine:
             pieces.append(piece)
         return Decoded(len(ids), tuple(ids), tuple(pieces), generation.finish)
 
-    def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int) -> Handoff | None:
+    def switch(
+        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+    ) -> Handoff | None:
         """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot."""
         generation = self._generations[tenant]
         source, target = generation.rung, self._loaded[dest].resident
@@ -167,7 +169,10 @@ class RealEngine:
                 carried = carry(generation.cache, target, text, capacity)
             case RouteKind.PROJECT:
                 kv_map = self._map(source, dest)
-                carried = transplant(generation.cache, self._ropes[source], kv_map, target, text, capacity)
+                islands = Islands(SINKS, native)
+                carried = transplant(
+                    generation.cache, self._ropes[source], kv_map, target, text, capacity, islands
+                )
             case RouteKind.REREAD:
                 raise AssertionError("a re-read is a shed to 0 and reads")
         generation.rung, generation.cache = dest, carried

@@ -28,10 +28,13 @@ from typing import ClassVar
 
 from molt.core.events import TenantKind
 from molt.core.healing import most_within
-from molt.core.plan import Placement, Plan, Rest, Run, Wait
+from molt.core.plan import NATIVE_TOKENS, Placement, Plan, Rest, Run, Wait
 from molt.core.state import Phase, Tenant
 from molt.core.view import View, by_protection
 from molt.policies.admission import admit_while_room, others_wait
+
+DIAL = (1024, 512, 256, 128, 64, 32)
+"""Settings of the dial between a pure map and a full re-read, beside all tokens: those read natively at the end."""
 
 Rank = tuple[int, int]
 """How harmful a posture is: (0, level of the rung), (1, tenants not running), (2, 0) all parked, (3, 0) shed."""
@@ -42,13 +45,16 @@ class Molt:
     """Parameters: ``cooldown_ns`` between a change and the next recovery; ``margin``, the share of the budget
     that must stay free for a recovery; ``min_cells`` that shedding leaves (sinks and the most recent tokens);
     ``heal_tokens`` of a carried cache that a decode step re-reads at most (0: none), as many as keep it within
-    ``heal_stretch`` times a bare step."""
+    ``heal_stretch`` times a bare step; ``native_tokens``, the last ones that a projected switch reads natively, and
+    more of them if all of it is expected to take no longer than ``stall_ns``."""
 
     cooldown_ns: int = 2_000_000_000
     margin: float = 0.05
     min_cells: int = 32
     heal_tokens: int = 32
     heal_stretch: float = 2.0
+    native_tokens: int = NATIVE_TOKENS
+    stall_ns: int = 0
 
     name: ClassVar[str] = "molt"
     promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
@@ -63,6 +69,10 @@ class Molt:
             raise ValueError(f"min_cells must be at least 8 (4 sinks and 4 recent), is {self.min_cells}")
         if self.heal_tokens < 0:
             raise ValueError(f"heal_tokens must not be negative, is {self.heal_tokens}")
+        if self.native_tokens < 0:
+            raise ValueError(f"native_tokens must not be negative, is {self.native_tokens}")
+        if self.stall_ns < 0:
+            raise ValueError(f"stall must not be negative, is {self.stall_ns} ns")
         if self.heal_stretch < 1.0:
             raise ValueError(f"heal_stretch must be at least 1, is {self.heal_stretch}")
 
@@ -88,7 +98,28 @@ class Molt:
             break
         else:
             chosen = self._shed(view)
-        return replace(self._healing(view, chosen), revisit_ns=cool_ns if cooling else None)
+        return replace(
+            self._dialled(view, self._healing(view, chosen)), revisit_ns=cool_ns if cooling else None
+        )
+
+    def _dialled(self, view: View, plan: Plan) -> Plan:
+        """``plan`` with as much of every cache that is to go through a map read natively as the stall allows."""
+        dialled = {
+            tenant.name: replace(placement, native=self._native_tokens(view, tenant, placement.rung))
+            for tenant in view.admitted()
+            if isinstance(placement := plan.placements.get(tenant.name), Run)
+            and tenant.cache_rung != placement.rung
+        }
+        return replace(plan, placements={**plan.placements, **dialled})
+
+    def _native_tokens(self, view: View, tenant: Tenant, rung: str) -> int:
+        source = tenant.cache_rung
+        assert source is not None, "an admitted tenant has a cache"
+        if view.costs.route(source, rung) is None:
+            return self.native_tokens
+        dial = (tokens for tokens in (tenant.cells, *DIAL) if tokens > self.native_tokens)
+        within = (n for n in dial if view.costs.switch_ns(source, rung, tenant.cells, n) <= self.stall_ns)
+        return next(within, self.native_tokens)
 
     def _healing(self, view: View, plan: Plan) -> Plan:
         """``plan`` with carried caches healed where they are; not while another rung is being brought in for them,

@@ -208,7 +208,7 @@ def test_two_switches_never_hold_their_transients_together() -> None:
     ]
     budgets = [(0, 60 * MIB), (2700 * MS, 11 * MIB // 2), (3010 * MS, 89 * MIB // 10), (3050 * MS, 9 * MIB)]
     for fixed_ns in (60 * MS, 600 * MS):
-        routes = {key: RouteCosts(StepCost(fixed_ns, 0.4 * MS), 0.1) for key in small.COSTS.routes}
+        routes = {key: RouteCosts(StepCost(fixed_ns, 0.4 * MS)) for key in small.COSTS.routes}
         costs = dataclasses.replace(small.COSTS, routes=routes)
         ran = small.simulate(make_policy("molt", {}), small.scenario(budgets, tenants), costs=costs)
         assert ran.violations == []

@@ -78,5 +78,5 @@ def test_slower_is_slower_in_everything_a_model_does() -> None:
         assert slow.rungs[name].decode.ns(1, 100) == pytest.approx(8 * rung.decode.ns(1, 100), rel=1e-6)
     for name, route in COSTS.routes.items():
         assert slow.routes[name].switch.ns(100, 0) == pytest.approx(8 * route.switch.ns(100, 0), rel=1e-6)
-        assert slow.routes[name].expected_kl == route.expected_kl
+        assert slow.routes[name].divergences == route.divergences
     assert slow.process_start_ns == COSTS.process_start_ns
