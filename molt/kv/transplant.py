@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from molt.core.ladder import KVLayout
+from molt.core.plan import NATIVE_TOKENS
 from molt.engine.protocol import SINKS, SwitchError
 from molt.kv.cache import PreallocatedCache
 from molt.kv.project import KVMap, project
@@ -37,7 +38,7 @@ class Islands:
     """
 
     first: int = SINKS
-    last: int = 16
+    last: int = NATIVE_TOKENS
 
 
 CHUNK_CELLS = 256
