@@ -108,6 +108,10 @@ class PreallocatedCache:
         assert end <= self.capacity, f"{end} cells do not fit into {self.capacity}"
         self._keys[layer][:, first:end] = keys
         self._values[layer][:, first:end] = values
+        return self.up_to(layer, end)
+
+    def up_to(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values (H, end, D) of a layer, views of the first ``end`` cells."""
         return self._keys[layer][:, :end], self._values[layer][:, :end]
 
     def replace(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ import torch
 from molt.engine.protocol import SwitchError
 from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import own_cache
-from molt.kv.features import columns_per_layer
+from molt.kv.features import columns_per_layer, to_rows
 from molt.kv.project import KVMap, LayerMap, project
 from molt.kv.resident import Resident
 from molt.kv.transplant import Islands, carry, leading_cells, trailing_cells, transplant
+from tests.kv.conftest import LLAMA3, VOCABULARY, tiny
 
 
 def oracle(rung: Resident, native_layers: int = 0) -> KVMap:
@@ -59,6 +61,46 @@ def test_the_oracle_map_works_for_every_architecture_and_rope(any_rung: Resident
     source = any_rung.read_afresh(ids[:-1], spare=1)
     carried = transplant(source, any_rung.rope, oracle(any_rung), any_rung, ids, capacity=len(ids))
     assert_same_next_step(any_rung, carried, source, ids)
+
+
+GEOMETRIES = {
+    "GQA to MQA": ({"kv_heads": 2}, {"kv_heads": 1, "seed": 1}),
+    "MQA to GQA": ({"kv_heads": 1}, {"kv_heads": 4, "seed": 1}),
+    "head_dim 128 to 64": ({"head_dim": 128}, {"head_dim": 64, "seed": 1}),
+    "head_dim 64 to 80": ({"head_dim": 64}, {"head_dim": 80, "seed": 1}),
+    "another depth": ({"layers": 5}, {"layers": 2, "seed": 1}),
+    "other RoPE bases": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "seed": 1},
+    ),
+    "scaled RoPE": ({"kind": "llama"}, {"kind": "llama", "rope_parameters": LLAMA3, "seed": 1}),
+    "another family": ({"kind": "qwen3"}, {"kind": "llama", "seed": 1}),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), GEOMETRIES.values(), ids=GEOMETRIES)
+def test_what_the_destination_knows_of_a_token_is_exact_at_every_geometry(
+    one: dict[str, Any], other: dict[str, Any], ids: list[int]
+) -> None:
+    """A map that is fitted on one text gives the first layer of another exactly: it is linear in the token's own
+    embedding, and the sandwich puts it at the right positions, whatever the RoPE, the heads and the depth."""
+    source, dest = tiny(**one), tiny(**other)
+    generator = torch.Generator().manual_seed(9)
+    fitted = torch.randint(0, VOCABULARY, (250,), generator=generator).tolist()
+    rows = to_rows(dest.read_afresh(fitted).export(), dest.rope)[:, : columns_per_layer(dest.layout)]
+    inputs = dest.read_below(dest.empty_cache(250), fitted, range(250), 0)
+    design = torch.cat((inputs, torch.ones(250, 1)), dim=1).double()
+    solution = torch.linalg.lstsq(design, rows.double()).solution.float()
+    rest = random_map(source, dest).layers[1:]
+    kv_map = KVMap(
+        source.layout, dest.layout, dest.hidden, 0, (LayerMap((), solution[:-1], solution[-1]), *rest)
+    )
+    carried = transplant(
+        source.read_afresh(ids), source.rope, kv_map, dest, ids, capacity=50, islands=NO_ISLANDS
+    ).export()
+    own = dest.read_afresh(ids).export()
+    torch.testing.assert_close(carried.keys[0], own.keys[0], rtol=0, atol=2e-4)
+    torch.testing.assert_close(carried.values[0], own.values[0], rtol=0, atol=2e-4)
 
 
 def assert_same_next_step(
