@@ -39,7 +39,7 @@ class Slot:
     """The place of one tensor: ``offset`` counts bytes from the beginning of the image."""
 
     name: str
-    dtype: str  # safetensors' names: F32, BF16, I8
+    dtype: str  # safetensors' names: F32, I32, BF16, I8
     shape: tuple[int, ...]
     offset: int
 
@@ -72,7 +72,7 @@ def layout(shape: ModelShape, precision: str) -> tuple[Slot, ...]:
         for name, extents in parameters(shape).items()
         for tensor in _stored_as(name, extents, precision)
     ]
-    tensors.sort(key=lambda tensor: -DTYPE_BYTES[tensor[1]])  # stable: neighbours stay neighbours
+    tensors.sort(key=lambda tensor: (-DTYPE_BYTES[tensor[1]], tensor[1]))  # stable: neighbours stay so
     slots, offset = [], 0
     for name, dtype, extents in tensors:
         slots.append(Slot(name, dtype, extents, offset))
@@ -88,6 +88,11 @@ def image_bytes(shape: ModelShape, precision: str) -> int:
 def scale_name(weight: str) -> str:
     """The name of a matrix's row scales, from that of the matrix."""
     return f"{weight.removesuffix('.weight')}.scale"
+
+
+def offset_name(weight: str) -> str:
+    """The name of what an int8 matrix adds for the zero of a token (see ``matrix``), from that of the matrix."""
+    return f"{weight.removesuffix('.weight')}.offset"
 
 
 def write(path: Path, slots: tuple[Slot, ...], read: Callable[[str], Tensor]) -> None:
@@ -149,7 +154,11 @@ def _stored_as(
         case "bf16", _:
             return ((name, "BF16", extents),)
         case "int8", (rows, _):
-            return (name, "I8", extents), (scale_name(name), "F32", (rows,))
+            return (
+                (name, "I8", extents),
+                (scale_name(name), "F32", (rows,)),
+                (offset_name(name), "I32", (rows,)),
+            )
         case "int8", _:
             return ((name, "F32", extents),)
     raise AssertionError(f"no such precision: {precision}")

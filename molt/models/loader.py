@@ -25,15 +25,31 @@ from molt.models import image
 from molt.models.arena import Arena
 from molt.models.cache_folder import cache_folder
 from molt.models.decoder import Decoder, Layer
-from molt.models.image import EMBEDDING, FINAL_NORM, GATE_UP, HEAD, QKV, Slot, layer_name, scale_name
+from molt.models.image import (
+    EMBEDDING,
+    FINAL_NORM,
+    GATE_UP,
+    HEAD,
+    QKV,
+    Slot,
+    layer_name,
+    offset_name,
+    scale_name,
+)
 from molt.models.ladder_file import RungSpec, check_stored
-from molt.models.matrix import FloatMatrix, Int8Matrix, Matrix, quantise_rows
+from molt.models.matrix import FloatMatrix, Int8Matrix, Matrix, quantise_rows, row_offsets
 from molt.models.rope import rope_of
 from molt.models.weights_file import Stored, stored_tensors, weight_files
 
 BLOCK_BYTES = 1024 * 1024  # small enough to stay in the processor's cache while it is quantised
 CPU = torch.device("cpu")
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I8": torch.int8}
+DTYPES = {
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I8": torch.int8,
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -141,13 +157,13 @@ def _fill(arena: Arena, rung: RungSpec, slots: tuple[Slot, ...]) -> None:
         _check_same(stored[f"{HEAD}.weight"], stored[f"{EMBEDDING}.weight"])
     tensors = _tensors(arena, slots)
     for name in image.parameters(rung.shape):
-        weight, scale = tensors[name], tensors.get(scale_name(name))
+        weight = tensors[name]
         for first, block in _blocks(stored[name]):
             part = slice(first, first + len(block))
             if weight.dtype == torch.int8:
-                assert scale is not None, f"{name} has no scales"
                 weight[part], row_scale = quantise_rows(block.float())
-                scale[part] = row_scale[:, 0]
+                tensors[scale_name(name)][part] = row_scale[:, 0]
+                tensors[offset_name(name)][part] = row_offsets(weight[part])
             else:
                 weight[part] = block
 
@@ -235,7 +251,8 @@ class _View:
         bias = self._joined(*(f"{name}.bias" for name in names)) if has_bias else None
         if weight.dtype != torch.int8:
             return FloatMatrix(weight, bias)
-        return Int8Matrix(weight, self._joined(*(f"{name}.scale" for name in names)), bias)
+        scale, offset = (self._joined(*map(part, names)) for part in (scale_name, offset_name))
+        return Int8Matrix(weight, scale, offset, bias)
 
     def vector(self, name: str) -> Tensor:
         return self._joined(name)

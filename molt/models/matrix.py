@@ -5,9 +5,14 @@ a tied head and its embedding are the same two tensors. Activations are quantise
 the first token of a text is often hundreds of times larger than the rest and would take all the resolution.
 
 The kernel is ``torch._int_mm``, exact in int32, on plain row-major weights, so an image can be mapped and an
-embedding looked up. It serves two shapes well: many tokens as ``x @ W.T``, and few tokens as ``W @ x.T``, where
-it reads the weights once at nearly the speed of the memory. ``docs/int8.md`` has the measurements of this and
-of what was tried instead.
+embedding looked up. What it does depends on shape and type:
+
+- one token, unsigned: a true matrix-vector product, which reads the weights once, at the speed of the memory.
+  (With a signed token, processors with AMX first copy the weights into tiles.) Unsigned means 128 too much in
+  every value, so 128 times the sum of a row of weights is taken away again: ``offset`` int32 ``(out,)``.
+- few tokens, signed: fastest as ``W @ x.T``; many: as ``x @ W.T``.
+
+``docs/int8.md`` has the measurements of this and of what was tried instead.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from torch.nn import functional
 LIMIT = 127  # symmetric: -128 is not used
 SCALE_MIN = 1e-30  # of a row of zeros
 FEW_TOKENS = 8
+ZERO = 128  # what stands for 0 in an unsigned token
+ZERO_ROUNDED = torch.tensor(ZERO + 0.5)  # the half makes a truncation a rounding
 
 
 class Matrix(Protocol):
@@ -56,10 +63,21 @@ class Int8Matrix:
 
     weight: Tensor  # (out, in) int8
     scale: Tensor  # (out,) float32
+    offset: Tensor  # (out,) int32
     bias: Tensor | None = None  # (out,) float32
 
     def linear(self, x: Tensor) -> Tensor:
         """See ``Matrix``. ``in`` is at least 2: ``torch._int_mm`` misreads a transposed single column."""
+        return self._one(x) if len(x) == 1 else self._several(x)
+
+    def _one(self, x: Tensor) -> Tensor:
+        """The product of a single token, in as few steps as there can be: each costs as much as a small matrix."""
+        quantised, token_scale = quantise_token(x)
+        product = torch._int_mm(quantised, self.weight.t()).sub_(self.offset)
+        y = product * self.scale
+        return y.mul_(token_scale) if self.bias is None else torch.add(self.bias, y, alpha=token_scale)
+
+    def _several(self, x: Tensor) -> Tensor:
         quantised, row_scale = quantise_rows(x)
         if len(x) <= FEW_TOKENS:
             product = torch._int_mm(self.weight, quantised.t()).t()
@@ -81,3 +99,14 @@ def quantise_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     scale = matrix.abs().amax(1, keepdim=True).div_(LIMIT).clamp_min_(SCALE_MIN)
     return (matrix / scale).round_().to(torch.int8), scale
+
+
+def quantise_token(x: Tensor) -> tuple[Tensor, float]:
+    """A single token (1, columns) float32 as uint8 around ``ZERO``, and its scale."""
+    scale = max(x.abs().amax().item() / LIMIT, SCALE_MIN)
+    return torch.add(ZERO_ROUNDED, x, alpha=1 / scale).to(torch.uint8), scale
+
+
+def row_offsets(weight: Tensor) -> Tensor:
+    """What ``ZERO`` in every place of a token adds to its product with rows of int8 weights, int32 (rows,)."""
+    return weight.sum(1, dtype=torch.int32).mul_(ZERO)
