@@ -20,7 +20,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from molt import provenance
-from molt.core.costs import CostModel, Divergence, RouteCosts, RungCosts, StepCost
+from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.engine.protocol import Engine, Request
 from molt.errors import InputError
@@ -64,6 +64,7 @@ def calibrate(name: str, out: Path) -> CostModel:
         rung.name: _rung(engine, ladder, rung.name)
         for rung in track(ladder.rungs, "rungs", console=Console(stderr=True))
     }
+    disk = _disk(engine, ladder)
     judge = RealEngine(spec, measure_handoff=True)
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
     texts = [tuple(tokenizer.encode(text).ids) for _, text in shipped_documents()]
@@ -76,6 +77,7 @@ def calibrate(name: str, out: Path) -> CostModel:
         machine=str(provenance.machine()["processor"]),
         ladder=ladder.name,
         process_start_ns=_process_start_ns(),
+        disk=disk,
         rungs=rungs,
         routes=routes,
     )
@@ -115,6 +117,22 @@ def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
         loads.append(_elapsed_ns(lambda: engine.load(rung)))
         releases.append(_elapsed_ns(lambda: engine.release(rung)))
     return round(statistics.median(loads)), round(statistics.median(releases))
+
+
+def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:
+    """Nanoseconds a byte of the longest cache that is measured, on the smallest rung."""
+    rung, writes, reads = ladder.bottom, [], []
+    engine.load(rung.name)
+    with _generation(engine, rung.name, _made_up(CELLS[-1] + 1)) as tenant:
+        engine.read(tenant, CELLS[-1], CHUNKS[-1])
+        engine.park(tenant)
+        size = engine.cache_bytes(tenant)
+        for _ in range(REPEATS):
+            writes.append(_elapsed_ns(lambda: engine.spill(tenant)))
+            engine.grow(tenant, CELLS[-1])
+            reads.append(_elapsed_ns(lambda: engine.restore(tenant)))
+    engine.release(rung.name)
+    return DiskCosts(statistics.median(writes) / size, statistics.median(reads) / size)
 
 
 def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sample], Sample]:

@@ -143,8 +143,8 @@ def context_lost_tokens(run: Run) -> int:
 
 
 def spills(run: Run) -> int:
-    """Times a parked cache was written to disk (``Spill`` decisions); 0 while there is no such lever."""
-    return sum(1 for _ in run.decisions("Spill"))
+    """Times a parked cache was written to disk (``CacheSpilled`` outcomes)."""
+    return sum(1 for _ in run.events("CacheSpilled"))
 
 
 def refusals(run: Run) -> int:

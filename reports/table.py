@@ -107,6 +107,7 @@ _LINES: tuple[Line, ...] = (
     ("Levers", "tokens healed", _plain(lambda p: str(p["tokens_healed"]))),
     ("Levers", "deferred", _plain(lambda p: str(p["deferrals"]))),
     ("Levers", "parked", _plain(lambda p: str(p["parks"]))),
+    ("Levers", "spilled to disk", _plain(lambda p: str(p["spills"]))),
     ("Levers", "shed", _plain(lambda p: str(p["sheds"]))),
     ("Quality", "handoff KL, nats", _plain(_quality)),
     ("Quality", "recovered context", _plain(lambda p: show.percent(p["handoff"]["recovered_context"]))),

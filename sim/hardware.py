@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from molt.core.costs import CostModel, RouteCosts, RungCosts, StepCost
+from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost
 from molt.core.ladder import Ladder, RouteKind
 from molt.errors import InputError
 from molt.log import plain, restore
@@ -60,13 +60,14 @@ def _check_numbers(value: Any, place: str) -> None:
 
 
 def slowed(costs: CostModel, factor: float) -> CostModel:
-    """The same machine, ``factor`` times slower in everything a model does.
+    """The same machine, ``factor`` times slower in everything a model does, and with such a disk.
 
     The start of a process is left as measured: it is an interpreter and its libraries, which a device's app would
     not carry, and the policies that are killed should not look worse than they are.
     """
     return replace(
         costs,
+        disk=DiskCosts(costs.disk.write_byte_ns * factor, costs.disk.read_byte_ns * factor),
         rungs={name: _slowed_rung(rung, factor) for name, rung in costs.rungs.items()},
         routes={
             name: RouteCosts(_slowed_step(route.switch, factor), route.divergences)

@@ -28,9 +28,9 @@ from molt.core.invariants import violations
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.scheduler import Scheduler
 from molt.core.state import Phase, State
-from molt.core.turns import DecodeStep, LoadStep, ReadStep, Step, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, SwitchStep
 from molt.core.view import Policy
-from molt.engine.protocol import Decoded, Engine, SwitchError
+from molt.engine.protocol import Decoded, Engine, SpillError, SwitchError
 from molt.log import Log
 from molt.scenario import ResolvedScenario, ResolvedTenant
 from sim.checkers import disagreements
@@ -76,6 +76,14 @@ class _Run:
     decoded: Decoded
 
 
+def _or_error(work: Callable[[], Any]) -> Any:
+    """What work gives, or the ``SpillError`` it raises."""
+    try:
+        return work()
+    except SpillError as error:
+        return error
+
+
 class World:
     """One policy's run of one scenario."""
 
@@ -112,6 +120,7 @@ class World:
         self._wakeup = self._env.event()
         self._loads: dict[str, tuple[int, int]] = {}
         self._moves: dict[str, _Move] = {}
+        self._on_disk: dict[str, int] = {}
         self._switch_done_ns: dict[str, int] = {}
         self._run: _Run | None = None
         self._deadline_ns: int | None = None
@@ -206,6 +215,7 @@ class World:
         self._inbox.clear()
         self._loads.clear()
         self._moves.clear()
+        self._on_disk.clear()
         self._switch_done_ns.clear()
         self._deadline_ns = None
         self._conductor.feed(e.ProcessKilled(at_ns=self._now_ns))
@@ -271,6 +281,8 @@ class World:
                         at_ns=self._now_ns, tenant=decision.tenant, freed_bytes=freed, decision=seq
                     )
                 )
+            case d.Spill():
+                yield from self._spill(decision.tenant, seq)
             case d.Shed():
                 self._shed(decision, seq)
             case d.Release():
@@ -286,13 +298,14 @@ class World:
         tenant = decision.tenant
         self._abandon_move(tenant)
         if decision.route is RouteKind.REREAD:
-            self._engine.shed(tenant, 0, decision.dest)
-            self._guests[tenant].rung = decision.dest
+            self._drop_cache(tenant, decision.dest)
         if decision.route in (None, RouteKind.REREAD):
             self._engine.grow(tenant, decision.capacity)
         else:
             assert decision.route is not None
             self._engine.park(tenant)
+            if tenant in self._on_disk:  # room for what is to come back
+                self._engine.grow(tenant, self._on_disk[tenant])
             self._moves[tenant] = _Move(
                 decision.dest,
                 decision.route,
@@ -303,8 +316,73 @@ class World:
             )
         self._put_cache(tenant)
 
+    def _drop_cache(self, tenant: str, dest: str) -> int:
+        """Drop a cache whole, wherever it is; returns the bytes of memory freed."""
+        self._on_disk.pop(tenant, None)
+        self._guests[tenant].rung = dest
+        return self._engine.shed(tenant, 0, dest)
+
+    def _begin_anew(self, tenant: str, dest: str) -> None:
+        """The tokens are still there: an empty cache, with room for all of them, to read them into again."""
+        request = self._guests[tenant].tenant.request
+        self._drop_cache(tenant, dest)
+        self._engine.grow(tenant, len(request.prompt_ids) + request.max_tokens - 1)
+
+    def _spill(self, tenant: str, seq: int) -> Wait:
+        size = self._engine.cache_bytes(tenant)
+        cells = size // self._ladder.rung(self._guests[tenant].rung).kv.bytes_per_token
+        outcome, took_ns = self._timed(
+            self._costs.spill_ns(size), lambda: _or_error(lambda: self._engine.spill(tenant))
+        )
+        yield self._env.timeout(took_ns)
+        if isinstance(outcome, SpillError):
+            freed = self._drop_cache(tenant, self._guests[tenant].rung)
+            self._put_cache(tenant)
+            self._feed(
+                e.SpillFailed(
+                    at_ns=self._now_ns,
+                    tenant=tenant,
+                    freed_bytes=freed,
+                    reason=str(outcome),
+                    decision=seq,
+                )
+            )
+            return
+        self._on_disk[tenant] = cells
+        self._put_cache(tenant)
+        self._feed(
+            e.CacheSpilled(
+                at_ns=self._now_ns,
+                tenant=tenant,
+                cells=cells,
+                freed_bytes=outcome,
+                duration_ns=took_ns,
+                decision=seq,
+            )
+        )
+
+    def _restore(self, step: RestoreStep) -> Wait:
+        size = self._ladder.rung(step.rung).kv_bytes(step.cells)
+        outcome, took_ns = self._timed(
+            self._costs.restore_ns(size), lambda: _or_error(lambda: self._engine.restore(step.tenant))
+        )
+        yield self._env.timeout(took_ns)
+        self._on_disk.pop(step.tenant, None)
+        if not isinstance(outcome, SpillError):
+            self._feed(
+                e.CacheRestored(at_ns=self._now_ns, tenant=step.tenant, cells=step.cells, duration_ns=took_ns)
+            )
+            return
+        move = self._moves.get(step.tenant)
+        dest = step.rung if move is None else move.dest
+        self._abandon_move(step.tenant)
+        self._begin_anew(step.tenant, dest)
+        self._put_cache(step.tenant)
+        self._feed(e.RestoreFailed(at_ns=self._now_ns, tenant=step.tenant, dest=dest, reason=str(outcome)))
+
     def _shed(self, decision: d.Shed, seq: int) -> None:
         rung = self._guests[decision.tenant].rung
+        self._on_disk.pop(decision.tenant, None)
         freed = self._engine.shed(decision.tenant, decision.keep_cells, rung)
         self._put_cache(decision.tenant)
         self._feed(
@@ -349,6 +427,8 @@ class World:
         match step:
             case LoadStep():
                 yield from self._load(step)
+            case RestoreStep():
+                yield from self._restore(step)
             case SwitchStep():
                 yield from self._switch(step)
             case ReadStep():
@@ -440,14 +520,8 @@ class World:
         self._guests[step.tenant].rung = step.dest
         try:
             return self._engine.switch(step.tenant, step.dest, move.route, move.capacity, move.native)
-        except SwitchError as error:  # the tokens are still there: read them again
-            self._engine.shed(step.tenant, 0, step.dest)
-            self._engine.grow(
-                step.tenant,
-                len(self._guests[step.tenant].tenant.request.prompt_ids)
-                + self._guests[step.tenant].tenant.request.max_tokens
-                - 1,
-            )
+        except SwitchError as error:
+            self._begin_anew(step.tenant, step.dest)
             return error
 
     def _read(self, step: ReadStep) -> Wait:

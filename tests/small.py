@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from molt.core.costs import CostModel, Divergence, RouteCosts, RungCosts, StepCost
+from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost
 from molt.core.events import TenantKind
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.core.view import Policy
@@ -53,6 +53,7 @@ COSTS = CostModel(
     machine="made up",
     ladder="small",
     process_start_ns=3 * S,
+    disk=DiskCosts(write_byte_ns=1.0, read_byte_ns=0.5),
     rungs={"tier0": _rung_costs(800, 80), "tier1": _rung_costs(400, 40), "tier2": _rung_costs(200, 30)},
     routes={
         f"{r.source}->{r.dest}": RouteCosts(StepCost(60 * MS, 0.4 * MS), (Divergence(256, 16, 0.1),))
@@ -119,16 +120,21 @@ class Ran:
 
 
 def simulate(
-    policy: Policy, on: ResolvedScenario, *, ladder: Ladder = LADDER, costs: CostModel = COSTS
+    policy: Policy,
+    on: ResolvedScenario,
+    *,
+    ladder: Ladder = LADDER,
+    costs: CostModel = COSTS,
+    engine: type[ModelledEngine] = ModelledEngine,
 ) -> Ran:
-    """Run one policy with the modelled engine."""
+    """Run one policy with the modelled engine, or one that fails in its own way."""
     sink = io.StringIO()
     header = {
         "policy": {"name": policy.name, "source": policy.name, "params": {}},
         "ladder": plain(ladder),
         "costs": plain(costs),
     }
-    world = World(on, ladder, costs, policy, ModelledEngine(ladder), Log(sink, header))
+    world = World(on, ladder, costs, policy, engine(ladder), Log(sink, header))
     world.run()
     text = sink.getvalue()
     return Ran(text, [json.loads(line) for line in text.splitlines()[1:]], world.violations)

@@ -131,7 +131,7 @@ def test_three_tenants_uses_every_rung_and_pulls_every_lever(tmp_path: Path) -> 
     assert {r["rung"] for r in of(records, "TokensProduced")} == {
         rung.name for rung in resolve("pico").ladder.rungs
     }
-    for lever in ("Defer", "Demote", "Park", "Shed", "Unpark", "Promote"):
+    for lever in ("Defer", "Demote", "Park", "Spill", "Unpark", "Promote"):
         assert of(records, lever), f"{lever} was never used"
     assert len(of(records, "TenantFinished")) == 3
     assert of(records, "TokensProduced")[-1]["rung"] == "tier0"

@@ -73,18 +73,35 @@ class RouteCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskCosts:
+    """Nanoseconds a byte to write a cache to disk with its checksum, and to read it back and check it."""
+
+    write_byte_ns: float
+    read_byte_ns: float
+
+
+@dataclass(frozen=True, slots=True)
 class CostModel:
     """The measured profile of one machine and one ladder; ``routes`` is keyed ``"source->dest"``."""
 
     machine: str
     ladder: str
     process_start_ns: int
+    disk: DiskCosts
     rungs: Mapping[str, RungCosts]
     routes: Mapping[str, RouteCosts]
 
     def route(self, source: str, dest: str) -> RouteCosts | None:
         """Costs of a carried switch, or ``None`` where only a re-read was measured."""
         return self.routes.get(f"{source}->{dest}")
+
+    def spill_ns(self, size: int) -> int:
+        """Time to write a cache of ``size`` bytes to disk."""
+        return max(1, round(self.disk.write_byte_ns * size))
+
+    def restore_ns(self, size: int) -> int:
+        """Time to read a cache of ``size`` bytes back."""
+        return max(1, round(self.disk.read_byte_ns * size))
 
     def switch_ns(self, source: str, dest: str, cells: int, native: int) -> int:
         """Time of a carried switch: the map of all but the last ``native`` cells, and reading those.

@@ -91,8 +91,15 @@ class Unpark(Decision):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Spill(Decision):
+    """Lever 4: write a parked tenant's cache to disk, with a checksum, and free its memory."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shed(Decision):
-    """Lever 4 and last: drop a parked tenant's oldest context down to ``keep_cells``; 0 drops the cache and the
+    """Lever 5 and last: drop a parked tenant's oldest context down to ``keep_cells``; 0 drops the cache and the
     tokens are read again later."""
 
     tenant: str
@@ -121,4 +128,4 @@ class Load(Decision):
     rung: str
 
 
-AnyDecision = Admit | Defer | Demote | Promote | Park | Unpark | Shed | Heal | Release | Load
+AnyDecision = Admit | Defer | Demote | Promote | Park | Unpark | Spill | Shed | Heal | Release | Load

@@ -107,6 +107,45 @@ class TenantParked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpilled(Event):
+    """A parked tenant's cache is on disk and no longer in memory."""
+
+    tenant: str
+    cells: int
+    freed_bytes: int
+    duration_ns: int
+    decision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpillFailed(Event):
+    """A cache could not be written; it was dropped, as its memory had to go, and its tokens will be read again."""
+
+    tenant: str
+    freed_bytes: int
+    reason: str
+    decision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheRestored(Event):
+    """A spilled cache is back in memory, bit for bit."""
+
+    tenant: str
+    cells: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreFailed(Event):
+    """What came back from disk was not what was written, or nothing did; the tokens will be read again."""
+
+    tenant: str
+    dest: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShed(Event):
     """A tenant's oldest context is gone, ``dropped_cells`` of it; ``kept_cells`` remain, or none, and then the tokens
     are read again."""
@@ -198,7 +237,17 @@ class TenantFinished(Event):
     reason: str
 
 
-Outcome = RungLoaded | LoadFailed | RungReleased | TenantParked | ContextShed | Switched | SwitchFailed
+Outcome = (
+    RungLoaded
+    | LoadFailed
+    | RungReleased
+    | TenantParked
+    | CacheSpilled
+    | SpillFailed
+    | ContextShed
+    | Switched
+    | SwitchFailed
+)
 AnyEvent = (
     BudgetChanged
     | TenantArrived
@@ -210,5 +259,7 @@ AnyEvent = (
     | PromptRead
     | TokensProduced
     | TenantFinished
+    | CacheRestored
+    | RestoreFailed
     | Outcome
 )

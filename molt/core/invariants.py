@@ -42,9 +42,10 @@ def transients_are_reserved(state: State, ladder: Ladder, policy: Policy) -> str
 
 
 def caches_are_consistent(state: State, ladder: Ladder, policy: Policy) -> str | None:
-    """A cache holds no more cells than it has room for, and never a token that is not known yet."""
+    """A cache in memory holds no more cells than it has room for, and never a token that is not known yet."""
     for tenant in state.tenants.values():
-        if not 0 <= tenant.cells <= tenant.capacity:
+        on_disk = tenant.spilled and tenant.phase is Phase.PARKED and tenant.capacity == 0
+        if tenant.cells < 0 or (tenant.cells > tenant.capacity and not on_disk):
             return f"tenant {tenant.name!r} holds {tenant.cells} cells in room for {tenant.capacity}"
         if tenant.read > max(0, tenant.known - 1) or tenant.dropped > tenant.read:
             return f"tenant {tenant.name!r} has read {tenant.read} of {tenant.known} known tokens"

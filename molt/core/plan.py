@@ -1,6 +1,6 @@
 """A plan says where every tenant should be; ``requests`` turns the difference to the present into decisions.
 
-A policy states the goal and never the way there. The way is the same for all: shed, park and re-target first, then
+A policy states the goal and never the way there. The way is the same for all: park, spill, shed and re-target first, then
 release weights (*release first*), then open caches, then load.
 """
 
@@ -36,9 +36,11 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Be parked, with at most ``keep_cells`` cells (``None``: all of them; 0: read again later)."""
+    """Be parked, with at most ``keep_cells`` cells (``None``: all of them; 0: read again later), or, with ``spill``,
+    with all of them on disk instead of in memory. What is on disk stays there until the tenant runs again."""
 
     keep_cells: int | None = None
+    spill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
         case Rest() if tenant.phase is not Phase.WAITING:
             if tenant.phase is Phase.ACTIVE:
                 yield d.Park(tenant=tenant.name)
+            if placement.spill and tenant.cells > 0 and not tenant.spilled:
+                yield d.Spill(tenant=tenant.name)
             if placement.keep_cells is not None and placement.keep_cells < tenant.cells:
                 yield d.Shed(tenant=tenant.name, keep_cells=placement.keep_cells)
         case Wait() if tenant.phase is Phase.WAITING and not tenant.deferred:
@@ -204,11 +208,16 @@ def _duration_and_kl(
             return costs.rungs[decision.rung].load_ns, 0.0
         case d.Release():
             return costs.rungs[decision.rung].release_ns, 0.0
+        case d.Spill():
+            return costs.spill_ns(_held_bytes(after.tenants[decision.tenant], ladder)), 0.0
         case d.Demote() | d.Promote() | d.Unpark():
             tenant = after.tenants[decision.tenant]
+            back_ns = costs.restore_ns(_held_bytes(tenant, ladder)) if tenant.spilled else 0
             if tenant.switching:
-                assert tenant.cache_rung is not None
-                return _switch_costs(tenant, decision, costs)
+                duration, kl = _switch_costs(tenant, decision, costs)
+                return back_ns + duration, kl
+            if tenant.spilled:
+                return back_ns, 0.0
             unread = max(0, tenant.backlog)
             return (costs.rungs[decision.dest].read.ns(unread, unread // 2) if unread else 0), 0.0
         case _:
@@ -224,3 +233,9 @@ def _switch_costs(
         return 0, 0.0
     duration = costs.switch_ns(tenant.cache_rung, decision.dest, tenant.cells, decision.native)
     return duration, route.expected_kl(tenant.cells, decision.native)
+
+
+def _held_bytes(tenant: Tenant, ladder: Ladder) -> int:
+    """Bytes of the cells that a tenant's cache holds, wherever they are."""
+    assert tenant.cache_rung is not None
+    return ladder.rung(tenant.cache_rung).kv_bytes(tenant.cells)

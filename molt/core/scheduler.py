@@ -17,7 +17,16 @@ from molt.core.state import State, after_decision, after_event
 from molt.core.turns import Step, next_step
 from molt.core.view import Policy, View
 
-_QUIET = (e.LoadProgressed, e.PromptRead, e.TokensProduced, e.RungReleased, e.TenantParked, e.ContextShed)
+_QUIET = (
+    e.LoadProgressed,
+    e.PromptRead,
+    e.TokensProduced,
+    e.RungReleased,
+    e.TenantParked,
+    e.CacheSpilled,
+    e.CacheRestored,
+    e.ContextShed,
+)
 
 
 class Scheduler:

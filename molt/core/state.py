@@ -33,7 +33,8 @@ class Phase(StrEnum):
 class Tenant:
     """One unfinished answer as the scheduler sees it. Lengths are tokens, capacities cells.
 
-    The first ``settled`` cells need no healing; every decode step re-reads ``heal`` of the others.
+    The first ``settled`` cells need no healing; every decode step re-reads ``heal`` of the others. The cells of a
+    ``spilled`` cache are on disk; once active, there is room for them again, and they have still to be read back.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Tenant:
     dropped: int = 0
     settled: int = 0
     heal: int = 0
+    spilled: bool = False
     produced: int = 0
     served: int = 0
 
@@ -128,6 +130,12 @@ def after_event(state: State, event: e.AnyEvent) -> State:
             return _change(state, event.tenant, lambda t: _landed(t, event))
         case e.SwitchFailed():
             return _change(state, event.tenant, lambda t: _reset_cache(t, event.dest))
+        case e.SpillFailed():
+            return _change(state, event.tenant, lambda t: _shed(t, 0))
+        case e.CacheRestored():
+            return _change(state, event.tenant, lambda t: changed(t, spilled=False))
+        case e.RestoreFailed():
+            return _change(state, event.tenant, lambda t: _reset_cache(t, event.dest))
         case e.LoadProgressed():
             return changed(state, load_turn=False)
         case e.PromptRead():
@@ -136,7 +144,7 @@ def after_event(state: State, event: e.AnyEvent) -> State:
         case e.TokensProduced():
             state = changed(state, load_turn=True)
             return _change(state, event.tenant, lambda t: _produced(t, event))
-        case e.TimerFired() | e.RungReleased() | e.TenantParked() | e.ContextShed():
+        case e.TimerFired() | e.RungReleased() | e.TenantParked() | e.CacheSpilled() | e.ContextShed():
             return state
         case _:
             assert_never(event)
@@ -160,6 +168,8 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
         case d.Unpark():
             moved = _change(state, decision.tenant, lambda t: _retarget(t, decision.dest, decision.route))
             return _up(_change(moved, decision.tenant, lambda t: _caught_up(t, state)))
+        case d.Spill():
+            return _down(_change(state, decision.tenant, lambda t: changed(t, spilled=True, capacity=0)))
         case d.Shed():
             return _down(_change(state, decision.tenant, lambda t: _shed(t, decision.keep_cells)))
         case d.Heal():
@@ -238,18 +248,21 @@ def _landed(tenant: Tenant, event: e.Switched) -> Tenant:
 
 
 def _reset_cache(tenant: Tenant, dest: str) -> Tenant:
-    fresh = changed(tenant, phase=Phase.ACTIVE, target=dest, cache_rung=dest, read=0, dropped=0, settled=0)
+    fresh = changed(
+        tenant, phase=Phase.ACTIVE, target=dest, cache_rung=dest, read=0, dropped=0, settled=0, spilled=False
+    )
     return changed(fresh, capacity=fresh.full_capacity)
 
 
 def _parked(tenant: Tenant) -> Tenant:
-    return changed(tenant, phase=Phase.PARKED, target=None, capacity=tenant.cells)
+    capacity = 0 if tenant.spilled else tenant.cells
+    return changed(tenant, phase=Phase.PARKED, target=None, capacity=capacity)
 
 
 def _shed(tenant: Tenant, keep: int) -> Tenant:
     """What is left cannot be healed: its tokens would attend to context that is gone."""
     shed = changed(tenant, read=0, dropped=0) if keep == 0 else changed(tenant, dropped=tenant.read - keep)
-    return changed(shed, capacity=shed.cells, settled=shed.cells)
+    return changed(shed, capacity=shed.cells, settled=shed.cells, spilled=False)
 
 
 def _read(tenant: Tenant, tokens: int) -> Tenant:

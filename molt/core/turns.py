@@ -38,6 +38,15 @@ class SwitchStep:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreStep:
+    """Read a tenant's spilled cache of ``cells`` cells, in the geometry of ``rung``, back from disk."""
+
+    tenant: str
+    rung: str
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadStep:
     """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells.
 
@@ -66,7 +75,7 @@ class DecodeStep:
     heal: int
 
 
-Step = LoadStep | SwitchStep | ReadStep | DecodeStep
+Step = LoadStep | RestoreStep | SwitchStep | ReadStep | DecodeStep
 
 
 def in_turn(state: State) -> list[Tenant]:
@@ -94,6 +103,8 @@ def next_step(state: State, costs: CostModel) -> Step | None:
             return LoadStep(tenant.target)
         if tenant.target not in state.resident:
             continue
+        if tenant.spilled:
+            return RestoreStep(tenant.name, tenant.cache_rung, tenant.cells)
         if tenant.switching:
             return SwitchStep(tenant.name, tenant.cache_rung, tenant.target, tenant.cells)
         if tenant.backlog > 0:

@@ -21,6 +21,7 @@ class _Generation:
     read: int = 0
     dropped: int = 0
     settled: int = 0
+    spilled: bool = False
     produced: int = 0
 
     @property
@@ -86,15 +87,29 @@ class ModelledEngine:
     def park(self, tenant: str) -> int:
         before = self.cache_bytes(tenant)
         generation = self._generations[tenant]
-        generation.capacity = generation.read - generation.dropped
+        generation.capacity = 0 if generation.spilled else generation.cells
         return before - self.cache_bytes(tenant)
 
     def grow(self, tenant: str, capacity: int) -> None:
         self._generations[tenant].capacity = capacity
 
+    def spill(self, tenant: str) -> int:
+        generation = self._generations[tenant]
+        freed = self.cache_bytes(tenant)
+        generation.spilled, generation.capacity = True, 0
+        return freed
+
+    def restore(self, tenant: str) -> None:
+        generation = self._generations[tenant]
+        assert generation.spilled, f"the cache of {tenant!r} is not on disk"
+        assert generation.capacity >= generation.cells, "a cache that comes back needs its room"
+        generation.spilled = False
+
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
         before = self.cache_bytes(tenant)
         generation = self._generations[tenant]
+        assert keep_cells == 0 or not generation.spilled, "a cache on disk is dropped whole or not at all"
+        generation.spilled = False
         if keep_cells == 0:
             generation.rung = rung
             generation.read = generation.dropped = 0

@@ -46,6 +46,10 @@ class SwitchError(Exception):
     """A cache could not be carried. The tenant's old cache is intact."""
 
 
+class SpillError(Exception):
+    """A cache could not be written to disk, or did not come back as it was."""
+
+
 class Engine(Protocol):
     """The contract of ``molt.engine.real`` and ``molt.engine.modelled``."""
 
@@ -86,6 +90,18 @@ class Engine(Protocol):
 
     def grow(self, tenant: str, capacity: int) -> None:
         """Give a cache room for ``capacity`` cells (the way back from ``park``)."""
+
+    def spill(self, tenant: str) -> int:
+        """Write a trimmed cache to disk and free its memory; returns the bytes freed.
+
+        Raises ``SpillError`` and changes nothing if it cannot be written.
+        """
+
+    def restore(self, tenant: str) -> None:
+        """Read a spilled cache back into the room that ``grow`` made for it, bit for bit.
+
+        Raises ``SpillError`` if what is on disk is not what was written; then the cells are lost.
+        """
 
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
         """Keep the first cells (attention sinks) and the most recent ones, ``keep_cells`` in all, trimmed.

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer
@@ -36,6 +37,7 @@ from molt.kv.heal import step as heal_step
 from molt.kv.map_file import Binding, MapRefused, file_sha256
 from molt.kv.project import KVMap
 from molt.kv.resident import NotFinite, Resident
+from molt.kv.spill import Spilled, restore, spill
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import CPU, load
@@ -67,6 +69,7 @@ class _Generation:
     detokeniser: Detokeniser
     read: int = 0
     settled: int = 0
+    spilled: Spilled | None = None
     finish: str | None = None
 
     @property
@@ -89,6 +92,7 @@ class RealEngine:
         self._loaded: dict[str, _Loaded] = {}
         self._laboratory: dict[str, _Loaded] = {}
         self._generations: dict[str, _Generation] = {}
+        self._folder: TemporaryDirectory[str] | None = None
 
     # -- weights
 
@@ -181,13 +185,36 @@ class RealEngine:
         return None if by is None else judge(target, carried, by).handoff()
 
     def park(self, tenant: str) -> int:
-        """Trim the cache to the cells it holds; returns the bytes freed."""
+        """Trim the cache to the cells it holds in memory; returns the bytes freed."""
         cache = self._generations[tenant].cache
         return cache.resize(cache.cells)
 
     def grow(self, tenant: str, capacity: int) -> None:
         """Give a cache room for ``capacity`` cells (the way back from ``park``)."""
         self._generations[tenant].cache.resize(capacity)
+
+    def spill(self, tenant: str) -> int:
+        """Write a trimmed cache to disk and free its memory; returns the bytes freed.
+
+        Raises ``SpillError`` and changes nothing if it cannot be written.
+        """
+        generation = self._generations[tenant]
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="molt-spilled-")
+        generation.spilled = spill(generation.cache, Path(self._folder.name))
+        freed = generation.cache.nbytes
+        generation.cache = self._empty_cache(generation.rung, capacity=0)
+        return freed
+
+    def restore(self, tenant: str) -> None:
+        """Read a spilled cache back into the room that ``grow`` made for it, bit for bit.
+
+        Raises ``SpillError`` if what is on disk is not what was written; then the cells are lost.
+        """
+        generation = self._generations[tenant]
+        spilled, generation.spilled = generation.spilled, None
+        assert spilled is not None, f"the cache of {tenant!r} is not on disk"
+        restore(spilled, generation.cache)
 
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
         """Keep ``keep_cells`` cells, the first and the most recent, trimmed; returns the bytes freed.
@@ -199,6 +226,9 @@ class RealEngine:
             freed = generation.cache.shed(keep_cells, SINKS)
             generation.settled = generation.cache.cells
             return freed
+        if generation.spilled is not None:
+            generation.spilled.forget()
+            generation.spilled = None
         freed = generation.cache.nbytes
         generation.rung, generation.cache = rung, self._empty_cache(rung, capacity=0)
         generation.read = generation.settled = 0
@@ -211,6 +241,7 @@ class RealEngine:
     def kill(self) -> None:
         """Lose everything at once."""
         self._generations.clear()
+        self._folder = None
         for rung in tuple(self._loaded):
             self.release(rung)
 

@@ -114,6 +114,11 @@ class PreallocatedCache:
         """Keys and values (H, end, D) of a layer, views of the first ``end`` cells."""
         return self._keys[layer][:, :end], self._values[layer][:, :end]
 
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Fill the first cells of a layer with keys and values (H, t, D); they count once they are committed."""
+        self._keys[layer][:, : keys.shape[1]] = keys
+        self._values[layer][:, : values.shape[1]] = values
+
     def replace(self, layer: int, first: int, keys: Tensor, values: Tensor) -> None:
         """Overwrite cells from ``first`` on of a layer with keys and values (H, t, D)."""
         end = first + keys.shape[1]

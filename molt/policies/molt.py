@@ -6,10 +6,12 @@ transient on the way there:
 ====  =====================================================================================================
 0     everybody runs, on the largest rung possible; batch newcomers wait if they do not fit (defer, demote)
 1     everybody runs, but the caches are read again (where the transient of carrying them does not fit)
-2     on the smallest rung, some are parked: batch before foreground, the latest first (park)
+2     on the smallest rung, some are parked: batch before foreground, the latest first (park); if that is not
+      enough, their caches are written to disk (spill)
 3     all are parked, with their caches (park)
-4     all are parked and the oldest context goes, as far as needed, down to ``min_cells`` (shed)
-5     whole caches go, to be read again later: the tokens are still known, so even this loses no answer
+4     all are parked and caches are written to disk, the least protected first, as far as needed (spill)
+5     what cannot be written fast enough loses its oldest context, down to ``min_cells`` (shed)
+6     whole caches go, to be read again later: the tokens are still known, so even this loses no answer
 ====  =====================================================================================================
 
 Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so that
@@ -22,7 +24,7 @@ A cache that was carried is healed afterwards, a few tokens with every decode st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,8 +38,9 @@ from molt.policies.admission import admit_while_room, others_wait
 DIAL = (1024, 512, 256, 128, 64, 32)
 """Settings of the dial between a pure map and a full re-read, beside all tokens: those read natively at the end."""
 
+Aside = Callable[[View, Tenant], Placement]
 Rank = tuple[int, int]
-"""How harmful a posture is: (0, level of the rung), (1, tenants not running), (2, 0) all parked, (3, 0) shed."""
+"""How harmful a posture is: (0, level of the rung), (1, tenants not running), (2, 0) all parked, or worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,8 @@ class Molt:
     that must stay free for a recovery; ``min_cells`` that shedding leaves (sinks and the most recent tokens);
     ``heal_tokens`` of a carried cache that a decode step re-reads at most (0: none), as many as keep it within
     ``heal_stretch`` times a bare step; ``native_tokens``, the last ones that a projected switch reads natively, and
-    more of them if all of it is expected to take no longer than ``stall_ns``."""
+    more of them if all of it is expected to take no longer than ``stall_ns``; ``spill_within_ns``, the time that
+    writing one cache to disk may take (0: no cache is)."""
 
     cooldown_ns: int = 2_000_000_000
     margin: float = 0.05
@@ -55,6 +59,7 @@ class Molt:
     heal_stretch: float = 2.0
     native_tokens: int = NATIVE_TOKENS
     stall_ns: int = 0
+    spill_within_ns: int = 250_000_000
 
     name: ClassVar[str] = "molt"
     promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
@@ -71,6 +76,8 @@ class Molt:
             raise ValueError(f"heal_tokens must not be negative, is {self.heal_tokens}")
         if self.native_tokens < 0:
             raise ValueError(f"native_tokens must not be negative, is {self.native_tokens}")
+        if self.spill_within_ns < 0:
+            raise ValueError(f"spill_within must not be negative, is {self.spill_within_ns} ns")
         if self.stall_ns < 0:
             raise ValueError(f"stall must not be negative, is {self.stall_ns} ns")
         if self.heal_stretch < 1.0:
@@ -156,10 +163,11 @@ class Molt:
         for carry in (True, False):
             for level in levels:
                 yield (0, level), self._all_run(view, must, view.ladder.rungs[level].name, carry=carry)
-        for out in range(1, len(must)):
-            for carry in (True, False):
-                yield (1, out), _some_run(view, must, out, carry=carry)
-        yield (2, 0), others_wait(view, {tenant.name: _aside(tenant) for tenant in must})
+        for aside in (_aside, self._spilled):
+            for out in range(1, len(must)):
+                for carry in (True, False):
+                    yield (1, out), _some_run(view, must, out, aside, carry=carry)
+        yield (2, 0), others_wait(view, {tenant.name: _aside(view, tenant) for tenant in must})
 
     def _all_run(self, view: View, must: list[Tenant], rung: str, *, carry: bool) -> Plan:
         plan = Plan(placements={tenant.name: Run(rung, carry) for tenant in must})
@@ -167,16 +175,22 @@ class Molt:
         return admit_while_room(view, plan, others, rung, self.margin)
 
     def _shed(self, view: View) -> Plan:
-        """All parked; contexts shortened to ``min_cells``, then dropped whole, the least protected first, until
-        the rest fits."""
-        placements: dict[str, Placement] = {tenant.name: _aside(tenant) for tenant in _must_run(view)}
+        """All parked; caches written to disk, then contexts shortened to ``min_cells``, then dropped whole, the
+        least protected first, until the rest fits."""
+        placements: dict[str, Placement] = {tenant.name: _aside(view, tenant) for tenant in _must_run(view)}
         excess = view.peak_of(others_wait(view, placements)) - view.budget_bytes
-        admitted = by_protection(view.admitted())[::-1]
+        in_memory = [tenant for tenant in by_protection(view.admitted())[::-1] if not tenant.spilled]
+        admitted = []
+        for tenant in in_memory:
+            if excess > 0 and self._can_spill(view, tenant):
+                placements[tenant.name] = Rest(spill=True)
+                excess -= _cell_bytes(view, tenant) * tenant.cells
+            else:
+                admitted.append(tenant)
         kept = {tenant.name: tenant.cells for tenant in admitted}
         for least in (self.min_cells, 0):
             for tenant in admitted:
-                assert tenant.cache_rung is not None
-                cell_bytes = view.ladder.rung(tenant.cache_rung).kv.bytes_per_token
+                cell_bytes = _cell_bytes(view, tenant)
                 spare = max(0, kept[tenant.name] - least)
                 cells = min(spare, -(-excess // cell_bytes)) if least else spare * (excess > 0)
                 if cells > 0:
@@ -184,6 +198,20 @@ class Molt:
                     placements[tenant.name] = Rest(keep_cells=kept[tenant.name])
                     excess -= cells * cell_bytes
         return others_wait(view, placements)
+
+    def _spilled(self, view: View, tenant: Tenant) -> Placement:
+        return Rest(spill=True) if self._can_spill(view, tenant) else _aside(view, tenant)
+
+    def _can_spill(self, view: View, tenant: Tenant) -> bool:
+        """Whether a tenant has a cache in memory that is written fast enough."""
+        if tenant.phase is Phase.WAITING or tenant.spilled or tenant.cells == 0:
+            return False
+        return view.costs.spill_ns(_cell_bytes(view, tenant) * tenant.cells) <= self.spill_within_ns
+
+
+def _cell_bytes(view: View, tenant: Tenant) -> int:
+    assert tenant.cache_rung is not None
+    return view.ladder.rung(tenant.cache_rung).kv.bytes_per_token
 
 
 def _rungs(plan: Plan) -> frozenset[str]:
@@ -220,12 +248,12 @@ def _could_run(view: View, newcomer: Tenant) -> bool:
     return view.fits(others_wait(view, {**placements, newcomer.name: Run(view.ladder.bottom.name)}))
 
 
-def _some_run(view: View, must: list[Tenant], out: int, *, carry: bool) -> Plan:
+def _some_run(view: View, must: list[Tenant], out: int, aside: Aside, *, carry: bool) -> Plan:
     bottom = view.ladder.bottom.name
     placements: dict[str, Placement] = {tenant.name: Run(bottom, carry) for tenant in must[:-out]}
-    placements.update({tenant.name: _aside(tenant) for tenant in must[-out:]})
+    placements.update({tenant.name: aside(view, tenant) for tenant in must[-out:]})
     return others_wait(view, placements)
 
 
-def _aside(tenant: Tenant) -> Placement:
+def _aside(view: View, tenant: Tenant) -> Placement:
     return Wait() if tenant.phase is Phase.WAITING else Rest()

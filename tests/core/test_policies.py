@@ -147,8 +147,10 @@ def test_molt_goes_on_answering_while_the_larger_rung_comes_in() -> None:
     assert max(b - a for a, b in itertools.pairwise(after)) < small.COSTS.rungs["tier0"].load_ns
 
 
-def test_molt_pulls_every_lever_in_order_and_climbs_back() -> None:
-    """Down: demote, demote, park, shed; then up again to the top rung, and everybody gets an answer."""
+@pytest.mark.parametrize(("params", "last"), [({}, "Spill"), ({"spill_within": "0s"}, "Shed")])
+def test_molt_pulls_every_lever_in_order_and_climbs_back(params: dict[str, str], last: str) -> None:
+    """Down: demote, demote, park, then the disk or what is left without one; then up again to the top rung, and
+    everybody gets an answer."""
     budgets = [
         (0, 60 * MIB),
         (6 * S, 24 * MIB),
@@ -162,9 +164,10 @@ def test_molt_pulls_every_lever_in_order_and_climbs_back() -> None:
         small.tenant("digest", BATCH, max_tokens=200, arrives_ns=S),
         small.tenant("late", BATCH, prompt_tokens=800, max_tokens=20, arrives_ns=11 * S),
     ]
-    ran = small.simulate(make_policy("molt", {}), small.scenario(budgets, tenants, horizon_ns=120 * S))
-    levers = [r["type"] for r in ran.of("Defer", "Demote", "Park", "Shed", "Unpark", "Promote")]
-    assert list(dict.fromkeys(levers)) == ["Demote", "Defer", "Park", "Shed", "Unpark"]
+    ran = small.simulate(make_policy("molt", params), small.scenario(budgets, tenants, horizon_ns=120 * S))
+    levers = [r["type"] for r in ran.of("Defer", "Demote", "Park", "Spill", "Shed", "Unpark", "Promote")]
+    assert list(dict.fromkeys(levers)) == ["Demote", "Defer", "Park", last, "Unpark"]
+    assert len(ran.of("CacheRestored")) == len(ran.of("CacheSpilled"))
     assert {r["tenant"] for r in ran.of("TenantFinished")} == {"chat", "digest", "late"}
     assert ran.of("TokensProduced")[-1]["rung"] == "tier0"
     assert ran.overshoot_max() <= 0

@@ -415,6 +415,32 @@ def test_a_switch_that_cannot_be_made_changes_nothing(spec: LadderSpec, tmp_path
     assert engine.decode("tenant", 99).ids == whole.ids
 
 
+def test_an_answer_goes_on_from_a_cache_that_was_on_disk(engine: RealEngine) -> None:
+    whole = undisturbed(engine, request())
+    start(engine, request())
+    first = engine.decode("tenant", 10).ids
+    engine.park("tenant")
+    size = engine.cache_bytes("tenant")
+    assert engine.spill("tenant") == size
+    assert engine.cache_bytes("tenant") == 0
+    engine.grow("tenant", POSITIONS)
+    engine.restore("tenant")
+    assert first + engine.decode("tenant", 99).ids == whole.ids
+
+
+def test_a_spilled_cache_that_is_dropped_leaves_no_file(engine: RealEngine) -> None:
+    start(engine, request())
+    engine.park("tenant")
+    engine.spill("tenant")
+    assert engine._folder is not None
+    folder = Path(engine._folder.name)
+    assert len(list(folder.iterdir())) == 1
+    engine.shed("tenant", 0, "small")
+    assert list(folder.iterdir()) == []
+    engine.kill()
+    assert not folder.exists()
+
+
 # ------------------------------------------------------------------------------------------------------ healing
 
 

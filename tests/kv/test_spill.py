@@ -1,0 +1,94 @@
+"""A cache on disk comes back bit for bit, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from molt.engine.protocol import SpillError
+from molt.kv.cache import PreallocatedCache
+from molt.kv.spill import restore, spill
+from tests.kv.conftest import TinyRung
+
+
+def room_for(cache: PreallocatedCache, spare: int = 0) -> PreallocatedCache:
+    return PreallocatedCache(cache.layout, cache.cells + spare)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 12, 40])
+def test_what_comes_back_is_what_left_bit_for_bit(
+    large: TinyRung, ids: list[int], tmp_path: Path, keep: int
+) -> None:
+    cache = large.read_afresh(ids)
+    cache.shed(keep, sinks=4)  # with a gap among its positions
+    before = cache.export()
+    back = room_for(cache, spare=3)
+    restore(spill(cache, tmp_path), back)
+    after = back.export()
+    assert torch.equal(after.keys, before.keys)
+    assert torch.equal(after.values, before.values)
+    assert torch.equal(after.positions, before.positions)
+    assert list(tmp_path.iterdir()) == []
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a bit": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
+    "the last byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "one byte more": lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    "everything": lambda path: path.write_bytes(b""),
+    "the file": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_an_altered_file_is_refused_and_the_room_stays_empty(
+    large: TinyRung, ids: list[int], tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    cache = large.read_afresh(ids)
+    spilled, back = spill(cache, tmp_path), room_for(cache)
+    damage(spilled.path)
+    with pytest.raises(SpillError):
+        restore(spilled, back)
+    assert back.cells == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+class FullDisk(io.FileIO):
+    """A file that takes the first thousand bytes."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > 1000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+class ShortWrites(io.FileIO):
+    """A file that takes only a half of what it is given."""
+
+    def write(self, data: Any) -> int:
+        return super().write(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize(("disk", "words"), [(FullDisk, "No space left"), (ShortWrites, "only a part")])
+def test_a_disk_that_does_not_take_it_is_told_and_leaves_no_file(
+    large: TinyRung,
+    ids: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    disk: type[io.FileIO],
+    words: str,
+) -> None:
+    cache = large.read_afresh(ids)
+    before = cache.export()
+    monkeypatch.setattr(Path, "open", lambda self, mode, buffering=-1: disk(str(self), mode.replace("b", "")))
+    with pytest.raises(SpillError, match=words):
+        spill(cache, tmp_path)
+    monkeypatch.undo()
+    assert torch.equal(cache.export().keys, before.keys)
+    assert list(tmp_path.iterdir()) == []
