@@ -64,12 +64,13 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTenant:
-    """One request for one answer, and when it comes."""
+    """One request for one answer, when it comes, and when whoever asked goes away (``None``: never)."""
 
     name: str
     kind: TenantKind
     arrives_ns: int
     request: Request
+    leaves_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +207,12 @@ class PromptDocument(OneOf):
 
 
 class TenantDocument(yaml_file.StrictModel):
-    """Somebody who wants one answer."""
+    """Somebody who wants one answer, and may go away before it is complete."""
 
     name: Name
     kind: TenantKind
     arrives: Duration
+    leaves: Duration | None = None
     prompt: PromptDocument
     max_tokens: Annotated[int, Field(ge=1)]
     stop: Literal["eos", "never"] = "eos"
@@ -370,6 +372,9 @@ def _check_times(document: ScenarioDocument, trace: Trace, path: Path) -> None:
         if tenant.arrives >= document.horizon:
             arrives = units.format_duration(tenant.arrives)
             raise InputError(f"{path}: tenants[{index}].arrives: {arrives}: the horizon is {horizon}")
+        if tenant.leaves is not None and tenant.leaves <= tenant.arrives:
+            leaves = units.format_duration(tenant.leaves)
+            raise InputError(f"{path}: tenants[{index}].leaves: {leaves}: not after it arrives")
 
 
 def _check_unique(names: Sequence[str], path: Path, place: str) -> None:
@@ -424,7 +429,7 @@ def _resolved_tenant(tenant: TenantDocument, prompt_ids: tuple[int, ...], seed: 
         top_p=tenant.top_p,
         seed=request_seed(seed, tenant.name),
     )
-    return ResolvedTenant(tenant.name, tenant.kind, tenant.arrives, request)
+    return ResolvedTenant(tenant.name, tenant.kind, tenant.arrives, request, tenant.leaves)
 
 
 def request_seed(seed: int, tenant: str) -> int:

@@ -153,6 +153,18 @@ class World:
         self._guests[tenant.name] = _Guest(tenant)
         if self._alive:
             self._tell(self._arrived(self._guests[tenant.name]))
+        if tenant.leaves_ns is not None:
+            yield self._env.timeout(tenant.leaves_ns - tenant.arrives_ns)
+            self._leave(tenant.name)
+
+    def _leave(self, tenant: str) -> None:
+        """Whoever asked is gone; what the answer holds is freed at the next boundary."""
+        if tenant not in self._guests:
+            return
+        if self._alive:
+            self._tell(e.TenantCancelled(at_ns=self._now_ns, tenant=tenant))
+        else:
+            del self._guests[tenant]
 
     def _arrived(self, guest: _Guest) -> e.TenantArrived:
         return e.TenantArrived(
@@ -245,11 +257,27 @@ class World:
             return
         while self._inbox or self._pending:
             if self._inbox:
-                self._feed(self._inbox.popleft())
+                event = self._inbox.popleft()
+                if isinstance(event, e.TenantCancelled) and not self._part_with(event.tenant):
+                    continue  # the answer was complete before
+                self._feed(event)
             else:
                 yield from self._carry_out(*self._pending.popleft())
         self._record_memory(round=True)
         self._check()
+
+    def _part_with(self, tenant: str) -> bool:
+        """Free what a tenant holds, and forget what was asked for it; whether it was still here."""
+        guest = self._guests.pop(tenant, None)
+        if guest is not None and guest.admitted:
+            self._abandon_move(tenant)
+            self._on_disk.pop(tenant, None)
+            self._engine.finish(tenant)
+            self._memory.put("kv", tenant, 0)
+        self._pending = deque(
+            (decision, seq) for decision, seq in self._pending if getattr(decision, "tenant", None) != tenant
+        )
+        return guest is not None
 
     def _feed(self, event: e.AnyEvent) -> None:
         self._conductor.feed(event)

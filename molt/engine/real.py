@@ -235,8 +235,10 @@ class RealEngine:
         return freed
 
     def finish(self, tenant: str) -> None:
-        """Forget a tenant and free its cache."""
-        del self._generations[tenant]
+        """Forget a tenant and free its cache, wherever it is."""
+        generation = self._generations.pop(tenant)
+        if generation.spilled is not None:
+            generation.spilled.forget()
 
     def kill(self) -> None:
         """Lose everything at once."""
