@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from molt.errors import InputError
-from molt.kv.features import to_rows
+from molt.kv.checkpoint import Checkpoint
+from molt.kv.features import columns_per_layer, to_rows
 from molt.kv.resident import Resident
-from molt.kv.ridge import Statistics
+from molt.kv.sums import BlockSums
 from molt.kv.transplant import Islands
 
 WINDOW_TOKENS = 384
@@ -67,19 +68,19 @@ def windows(
 
 
 @torch.inference_mode()
-def rows_of(models: Sequence[Resident], ids: Sequence[int], native_layers: int) -> Tensor:
-    """One row per token with every model side by side, (t, w) float32: content of its cell, input of a layer.
+def blocks_of(models: Sequence[Resident], ids: Sequence[int], native_layers: int) -> list[Tensor]:
+    """What every model makes of some tokens, a row each: blocks (t, w_b) float32.
 
-    That layer is the first one that a map would have to give. The first tokens are left out: they are
-    outliers, and a transplant never maps them.
+    The blocks of a model are the content of its cells, layer by layer, and the input of the first layer that a
+    map would have to give. The first tokens are left out: they are outliers, and a transplant never maps them.
     """
-    skipped = Islands().first
-    sides = []
+    skipped, blocks = Islands().first, []
     for model in models:
         below = model.empty_cache(len(ids))
         inputs = model.read_below(below, ids, range(len(ids)), native_layers)  # (T, hidden)
-        sides += [to_rows(model.read_afresh(ids).export(skipped), model.rope), inputs[skipped:]]
-    return torch.cat(sides, dim=1)
+        rows = to_rows(model.read_afresh(ids).export(skipped), model.rope)
+        blocks += [*rows.split(columns_per_layer(model.layout), dim=1), inputs[skipped:]]
+    return blocks
 
 
 @torch.inference_mode()
@@ -88,21 +89,31 @@ def collect(
     native_layers: int,
     texts: Iterable[Sequence[int]],
     rows_max: int,
+    pairs: frozenset[tuple[int, int]],
+    checkpoint: Checkpoint | None = None,
     progress: Callable[[int], None] = lambda rows: None,
-) -> Statistics:
-    """Statistics of at most ``rows_max`` rows (whole windows); ``progress`` is told the rows so far.
+) -> BlockSums:
+    """BlockSums of at most ``rows_max`` rows (whole windows); ``progress`` is told the rows so far.
 
-    Raises ``InputError`` if the texts give no row at all.
+    Goes on from ``checkpoint`` where it holds something, and keeps it up to date. Raises ``InputError`` if the
+    texts give no row at all.
     """
-    statistics: Statistics | None = None
-    for ids in texts:
-        rows = rows_of(models, ids, native_layers)
-        if statistics is None:
-            statistics = Statistics(origin=rows.mean(0))
-        statistics.add(rows)
-        progress(statistics.rows)
-        if statistics.rows >= rows_max:
+    statistics, read = (None, 0) if checkpoint is None else checkpoint.restore(pairs)
+    for number, ids in enumerate(texts):
+        if number < read:
+            continue
+        if statistics is not None and statistics.rows >= rows_max:
             break
+        blocks = blocks_of(models, ids, native_layers)
+        if statistics is None:
+            statistics = BlockSums(tuple(block.mean(0) for block in blocks), pairs)
+        statistics.add(blocks)
+        progress(statistics.rows)
+        read = number + 1
+        if checkpoint is not None:
+            checkpoint.keep(statistics, read)
     if statistics is None:
         raise InputError("the documents are too short: not one window of text to calibrate on")
+    if checkpoint is not None:
+        checkpoint.keep(statistics, read, at_once=True)
     return statistics

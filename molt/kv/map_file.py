@@ -1,9 +1,9 @@
 """A learned map on disk: one safetensors file per directed pair, bound to models and tokenizer by hash.
 
-Weights are stored in half precision and used in single; on pico the mean KL of a switch is the same to three
-digits either way. All metadata is one JSON string under one key, because safetensors writes several keys in
-no fixed order and the same fit must give the same file. ``digest`` covers the tensors and the card, so a file
-that was altered or mixed up is refused.
+A map in float32 is stored in half precision; on pico the mean KL of a switch is the same to three digits
+either way. One in whole numbers is stored as int8 with its scales. All metadata is one JSON string under one
+key, because safetensors writes several keys in no fixed order and the same fit must give the same file.
+``digest`` covers the tensors and the card, so a file that was altered or mixed up is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from molt.core.ladder import KVLayout
 from molt.errors import InputError
-from molt.kv.project import KVMap, LayerMap
+from molt.kv.project import KVMap, LayerMap, Standard
+from molt.models.predict import map_bytes
+from molt.models.weights_file import read_header
 
 FORMAT = "molt.kv.map/1"
 _unaltered: set[tuple[Path, int, int]] = set()  # path, size, mtime_ns of files that matched their digest
@@ -36,7 +38,8 @@ class MapCard:
     """What a map is, what it was fitted on and how well.
 
     ``features_per_row`` is p/n of the layer with most features; ``residual_k`` and ``residual_v`` are 1 - R^2
-    on held-out documents, one for each of ``sources``, the mapped layers.
+    on held-out documents, one for each of ``sources``, the mapped layers. ``tuning`` says what was done to the
+    map after the regression, if anything; the residuals are those of the map as it is.
     """
 
     source: str
@@ -54,7 +57,12 @@ class MapCard:
     residual_v: tuple[float, ...]
     heldout_rows: int
     calibration: tuple[str, ...]
+    tuning: str = ""
     digest: str = ""
+
+    def content(self) -> dict[str, Any]:
+        """What is written of it: everything but a ``tuning`` that there was none of."""
+        return {name: value for name, value in asdict(self).items() if name != "tuning" or value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +92,17 @@ def save(path: Path, kv_map: KVMap, card: MapCard) -> None:
     """Write a map; the same map and card give the same bytes."""
     tensors = {}
     for number, layer in enumerate(kv_map.layers, start=kv_map.native_layers):
-        tensors[f"{number}.weight"] = layer.weight.half().contiguous()
+        dtype = torch.half if layer.scale is None else torch.int8
+        tensors[f"{number}.weight"] = layer.weight.to(dtype).contiguous()
         tensors[f"{number}.bias"] = layer.bias.contiguous()
+        if layer.scale is not None:
+            tensors[f"{number}.scale"] = layer.scale.contiguous()
+    if kv_map.standard is not None:
+        tensors |= {"centre": kv_map.standard.centre, "spread": kv_map.standard.spread}
     card = replace(card, digest=_digest(tensors, card))
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(
-        tensors, path, metadata={"molt": json.dumps({"format": FORMAT, **asdict(card)}, sort_keys=True)}
+        tensors, path, metadata={"molt": json.dumps({"format": FORMAT, **card.content()}, sort_keys=True)}
     )
 
 
@@ -100,13 +113,11 @@ def read_card(path: Path) -> MapCard:
 
 def resident_bytes(path: Path) -> int:
     """Bytes the map takes once loaded, from the file's header alone."""
-    with safe_open(path, framework="pt") as file:
-        shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
-        return sum(torch.Size(shape).numel() * torch.float32.itemsize for shape in shapes)
+    return map_bytes(read_header(path))
 
 
 def load(path: Path, binding: Binding) -> KVMap:
-    """The map in single precision; ``MapRefused`` if it is not whole, unaltered and made for ``binding``."""
+    """The map, ready for use; ``MapRefused`` if it is not whole, unaltered and made for ``binding``."""
     card, tensors = _open(path)
     for field in ("source_sha256", "dest_sha256", "tokenizer_sha256"):
         found, wanted = getattr(card, field), getattr(binding, field)
@@ -118,14 +129,24 @@ def load(path: Path, binding: Binding) -> KVMap:
     _check_unaltered(path, card, tensors)
     try:
         layers = tuple(
-            LayerMap(sources, tensors[f"{number}.weight"].float(), tensors[f"{number}.bias"].float())
+            _layer(sources, number, tensors)
             for number, sources in enumerate(card.sources, start=card.native_layers)
         )
-        kv_map = KVMap(binding.source, binding.dest, binding.dest_hidden, card.native_layers, layers)
+        standard = Standard(tensors["centre"], tensors["spread"]) if "centre" in tensors else None
+        kv_map = KVMap(
+            binding.source, binding.dest, binding.dest_hidden, card.native_layers, layers, standard
+        )
         kv_map.check()
     except (KeyError, ValueError) as error:
         raise MapRefused(f"{path}: {error}") from error
     return kv_map
+
+
+def _layer(sources: tuple[int, ...], number: int, tensors: dict[str, Tensor]) -> LayerMap:
+    weight, bias = tensors[f"{number}.weight"], tensors[f"{number}.bias"].float()
+    if weight.dtype == torch.int8:
+        return LayerMap(sources, weight.bfloat16(), bias, tensors[f"{number}.scale"])
+    return LayerMap(sources, weight.float(), bias)
 
 
 def _open(path: Path) -> tuple[MapCard, dict[str, Tensor]]:
@@ -159,7 +180,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _digest(tensors: dict[str, Tensor], card: MapCard) -> str:
-    digest = hashlib.sha256(json.dumps(asdict(card), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(card.content(), sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -264,7 +264,7 @@ def _maps(file: LadderFile, rungs: tuple[RungSpec, ...], path: Path) -> dict[tup
 
 
 def _routes(rungs: tuple[RungSpec, ...], maps: Mapping[tuple[str, str], Path]) -> tuple[Route, ...]:
-    resident = {pair: _resident_map_bytes(file) for pair, file in maps.items()}
+    resident = {pair: predict.map_bytes(read_header(file)) for pair, file in maps.items()}
     routes: list[Route] = []
     for source in rungs:
         for dest in rungs:
@@ -274,8 +274,3 @@ def _routes(rungs: tuple[RungSpec, ...], maps: Mapping[tuple[str, str], Path]) -
             elif pair in resident:
                 routes.append(Route(source.name, dest.name, RouteKind.PROJECT, resident[pair]))
     return tuple(routes)
-
-
-def _resident_map_bytes(file: Path) -> int:
-    """Bytes of a map's tensors in float32, the type they are used in."""
-    return predict.FLOAT_BYTES * sum(stored.elements for stored in read_header(file).values())

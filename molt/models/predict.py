@@ -4,19 +4,25 @@ Conventions, kept equal by ``molt.models.loader`` and the tests:
 
 - ``weight_bytes`` counts every parameter once: embedding, projections, biases, norms; a tied head is the
   embedding.
-- int8: a matrix is one byte a value and one float32 scale a row; vectors (norms, biases) stay float32.
+- int8: a matrix is one byte a value, and a scale and an offset of four bytes a row; vectors (norms, biases)
+  stay float32.
+- A map's whole numbers, int8 on disk, are bfloat16 while resident; all else of a map is float32.
 - The cache is float32 at every precision, so a cache can be carried between precisions of the same weights.
 - Buffers that are recomputed rather than stored (RoPE frequencies) are no weights but scratch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from molt.core.ladder import KVLayout
 from molt.models.image import image_bytes
 from molt.models.model_config import ModelShape
+from molt.models.weights_file import Stored
 
 READ_CHUNK_TOKENS = 128
 FLOAT_BYTES = 4
+HALF_BYTES = 2
 KV_DTYPE_BYTES = 4
 SAMPLING_BYTES = 68  # logits in float32; probabilities, ranks and sums in eight bytes each
 
@@ -29,6 +35,11 @@ def weight_bytes(shape: ModelShape, precision: str) -> int:
 def kv_layout(shape: ModelShape) -> KVLayout:
     """Geometry of the model's cache."""
     return KVLayout(shape.layers, shape.kv_heads, shape.head_dim, KV_DTYPE_BYTES)
+
+
+def map_bytes(stored: Mapping[str, Stored]) -> int:
+    """Bytes of a map's tensors while resident, from the header of its file."""
+    return sum(one.elements * (HALF_BYTES if one.dtype == "I8" else FLOAT_BYTES) for one in stored.values())
 
 
 def scratch_bytes(shape: ModelShape, precision: str) -> int:

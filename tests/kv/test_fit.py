@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel
 
 from molt.errors import InputError
-from molt.kv import map_file
+from molt.kv import checkpoint, map_file
 from molt.kv.calibrate import folder_corpus, windows
 from molt.kv.fit import Options, fit_ladder, table
 from molt.kv.resident import Resident
@@ -100,6 +101,41 @@ def test_the_same_fit_writes_the_same_bytes(ladder: Path, texts: Path, tmp_path:
         fit_ladder(str(ladder), tmp_path / name, corpus, OPTIONS)
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "other" / path.name).read_bytes()
+
+
+def test_a_killed_fit_goes_on_and_writes_the_same_bytes(
+    ladder: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = folder_corpus(texts)
+    fit_ladder(str(ladder), tmp_path / "whole", corpus, OPTIONS)
+    monkeypatch.setattr(checkpoint, "SECONDS", 0.0)
+    read: list[int] = []
+
+    def killed(phase: str, rows: int) -> None:
+        if len(read) == 5:
+            raise KeyboardInterrupt
+        read.append(rows)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_ladder(str(ladder), tmp_path / "killed", corpus, OPTIONS, killed)
+    again: list[int] = []
+    fit_ladder(str(ladder), tmp_path / "killed", corpus, OPTIONS, lambda phase, rows: again.append(rows))
+    assert again[0] > read[-2], "what was read is not read again"
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }, "and nothing is left of the checkpoint"
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "killed" / path.name).read_bytes()
+
+
+def test_whole_numbers_explain_nearly_as_much_in_less_room(ladder: Path, texts: Path, tmp_path: Path) -> None:
+    corpus = folder_corpus(texts)
+    exact = fit_ladder(str(ladder), tmp_path / "exact", corpus, OPTIONS)
+    whole = fit_ladder(str(ladder), tmp_path / "whole", corpus, replace(OPTIONS, whole=True))
+    for one, other in zip(exact, whole, strict=True):
+        assert sum(other.card.residual_v) < sum(one.card.residual_v) * 1.3
+        assert map_file.resident_bytes(other.path) < map_file.resident_bytes(one.path)
+        assert max(other.card.residual_k[0], other.card.residual_v[0]) < 1e-4
 
 
 def test_no_document_is_both_fitted_and_held_out(texts: Path) -> None:

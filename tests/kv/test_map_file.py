@@ -13,8 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from molt.core.ladder import KVLayout
 from molt.kv import map_file
+from molt.kv.features import columns_per_layer
 from molt.kv.map_file import Binding, MapCard, MapRefused
-from molt.kv.project import KVMap, LayerMap
+from molt.kv.project import KVMap, LayerMap, Standard, whole_numbers
+from molt.models.predict import map_bytes
+from molt.models.weights_file import read_header
 
 SOURCE, DEST = KVLayout(3, 2, 8, 4), KVLayout(2, 1, 6, 4)
 HIDDEN = 5
@@ -77,6 +80,49 @@ def test_a_map_comes_back_to_half_precision(path: Path) -> None:
         assert torch.equal(one.weight, other.weight.half().float())
         assert torch.equal(one.bias, other.bias)
     assert map_file.resident_bytes(path) == loaded.nbytes
+
+
+def whole_map() -> KVMap:
+    """``some_map`` in whole numbers: its first layer, which alone may read the input, stays as it is."""
+    generator = torch.Generator().manual_seed(1)
+    width = SOURCE.layers * columns_per_layer(SOURCE)
+    standard = Standard(torch.randn(width, generator=generator), torch.rand(width, generator=generator) + 0.5)
+    weight, bias = torch.randn(32, 12, generator=generator), torch.randn(12, generator=generator)
+    first = LayerMap((), torch.randn(HIDDEN, 12, generator=generator), bias)
+    return KVMap(
+        SOURCE, DEST, HIDDEN, 0, (first, whole_numbers((2,), weight, bias, standard, SOURCE)), standard
+    )
+
+
+def test_whole_numbers_come_back_exactly_and_their_bytes_are_known_before(tmp_path: Path) -> None:
+    kv_map, path = whole_map(), tmp_path / "map"
+    map_file.save(path, kv_map, some_card(kv_map))
+    loaded = map_file.load(path, BINDING)
+    one, other = kv_map.layers[1], loaded.layers[1]
+    assert other.weight.dtype == torch.bfloat16
+    assert torch.equal(one.weight, other.weight)
+    assert one.scale is not None
+    assert other.scale is not None
+    assert torch.equal(one.scale, other.scale)
+    assert loaded.standard is not None
+    assert kv_map.standard is not None
+    assert torch.equal(loaded.standard.centre, kv_map.standard.centre)
+    assert map_file.resident_bytes(path) == loaded.nbytes == map_bytes(read_header(path))
+
+
+def test_a_standard_without_whole_numbers_is_refused(tmp_path: Path) -> None:
+    kv_map = replace(some_map(), standard=whole_map().standard)
+    map_file.save(tmp_path / "map", kv_map, some_card(kv_map))
+    with pytest.raises(MapRefused, match="not in the form of the others"):
+        map_file.load(tmp_path / "map", BINDING)
+
+
+def test_a_card_says_what_was_done_after_the_regression(tmp_path: Path) -> None:
+    kv_map = some_map()
+    card = replace(some_card(kv_map), tuning="100 steps")
+    map_file.save(tmp_path / "map", kv_map, card)
+    assert map_file.read_card(tmp_path / "map").tuning == "100 steps"
+    map_file.load(tmp_path / "map", BINDING)
 
 
 def test_the_same_map_gives_the_same_bytes(path: Path, tmp_path: Path) -> None:
