@@ -85,7 +85,11 @@ def _or_error(work: Callable[[], Any]) -> Any:
 
 
 class World:
-    """One policy's run of one scenario."""
+    """One policy's run of one scenario.
+
+    ``signal_delays`` says how long after each change of the budget the process hears of it: once at once, unless it
+    gives something else (nothing: never; several: more than once).
+    """
 
     def __init__(
         self,
@@ -97,6 +101,7 @@ class World:
         log: Log,
         *,
         measured_clock: bool = False,
+        signal_delays: Callable[[], tuple[int, ...]] = lambda: (0,),
         on_progress: Callable[[int], None] = lambda now_ns: None,
     ) -> None:
         self._scenario = scenario
@@ -106,6 +111,7 @@ class World:
         self._engine = engine
         self._log = log
         self._measured = measured_clock
+        self._signal_delays = signal_delays
         self._on_progress = on_progress
 
         self._env = simpy.Environment(initial_time=0)
@@ -146,7 +152,22 @@ class World:
             self._budget_bytes = budget
             self._record_memory()
             self._oom.observe(self._memory.usage_bytes, budget)
-            self._tell(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=budget))
+            for delay_ns in self._signal_delays():
+                if delay_ns:
+                    self._env.process(self._late_signal(delay_ns))
+                else:
+                    self._signal()
+
+    def _signal(self) -> None:
+        """Tell the process what it may have; while there is none, nobody hears it."""
+        if self._alive:
+            self._tell(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=self._budget_bytes))
+        else:
+            self._wake()
+
+    def _late_signal(self, delay_ns: int) -> Wait:
+        yield self._env.timeout(delay_ns)
+        self._signal()
 
     def _arrival(self, tenant: ResolvedTenant) -> Wait:
         yield self._env.timeout(tenant.arrives_ns)
@@ -184,6 +205,9 @@ class World:
 
     def _tell(self, event: e.AnyEvent) -> None:
         self._inbox.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._wakeup.triggered:
             self._wakeup.succeed()
 

@@ -24,7 +24,7 @@ A cache that was carried is healed afterwards, a few tokens with every decode st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -38,7 +38,6 @@ from molt.policies.admission import admit_while_room, others_wait
 DIAL = (1024, 512, 256, 128, 64, 32)
 """Settings of the dial between a pure map and a full re-read, beside all tokens: those read natively at the end."""
 
-Aside = Callable[[View, Tenant], Placement]
 Rank = tuple[int, int]
 """How harmful a posture is: (0, level of the rung), (1, tenants not running), (2, 0) all parked, or worse."""
 
@@ -50,7 +49,7 @@ class Molt:
     ``heal_tokens`` of a carried cache that a decode step re-reads at most (0: none), as many as keep it within
     ``heal_stretch`` times a bare step; ``native_tokens``, the last ones that a projected switch reads natively, and
     more of them if all of it is expected to take no longer than ``stall_ns``; ``spill_within_ns``, the time that
-    writing one cache to disk may take (0: no cache is)."""
+    writing caches to disk may take at once, while usage may be over the budget (0: none is written)."""
 
     cooldown_ns: int = 2_000_000_000
     margin: float = 0.05
@@ -59,7 +58,7 @@ class Molt:
     heal_stretch: float = 2.0
     native_tokens: int = NATIVE_TOKENS
     stall_ns: int = 0
-    spill_within_ns: int = 250_000_000
+    spill_within_ns: int = 100_000_000
 
     name: ClassVar[str] = "molt"
     promises: ClassVar[frozenset[str]] = frozenset({"never_killed", "bounded_overshoot"})
@@ -163,11 +162,12 @@ class Molt:
         for carry in (True, False):
             for level in levels:
                 yield (0, level), self._all_run(view, must, view.ladder.rungs[level].name, carry=carry)
-        for aside in (_aside, self._spilled):
+        for spill in (False, True):
             for out in range(1, len(must)):
+                aside = self._aside(view, must[-out:], spill=spill)
                 for carry in (True, False):
-                    yield (1, out), _some_run(view, must, out, aside, carry=carry)
-        yield (2, 0), others_wait(view, {tenant.name: _aside(view, tenant) for tenant in must})
+                    yield (1, out), _some_run(view, must[:-out], aside, carry=carry)
+        yield (2, 0), others_wait(view, self._aside(view, must))
 
     def _all_run(self, view: View, must: list[Tenant], rung: str, *, carry: bool) -> Plan:
         plan = Plan(placements={tenant.name: Run(rung, carry) for tenant in must})
@@ -177,16 +177,16 @@ class Molt:
     def _shed(self, view: View) -> Plan:
         """All parked; caches written to disk, then contexts shortened to ``min_cells``, then dropped whole, the
         least protected first, until the rest fits."""
-        placements: dict[str, Placement] = {tenant.name: _aside(view, tenant) for tenant in _must_run(view)}
+        must = _must_run(view)
+        parked = self._aside(view, must)
+        excess = view.peak_of(others_wait(view, parked)) - view.budget_bytes
+        placements = self._aside(view, must, spill=True, enough=excess)
         excess = view.peak_of(others_wait(view, placements)) - view.budget_bytes
-        in_memory = [tenant for tenant in by_protection(view.admitted())[::-1] if not tenant.spilled]
-        admitted = []
-        for tenant in in_memory:
-            if excess > 0 and self._can_spill(view, tenant):
-                placements[tenant.name] = Rest(spill=True)
-                excess -= _cell_bytes(view, tenant) * tenant.cells
-            else:
-                admitted.append(tenant)
+        admitted = [
+            tenant
+            for tenant in by_protection(view.admitted())[::-1]
+            if not tenant.spilled and placements[tenant.name] == Rest()
+        ]
         kept = {tenant.name: tenant.cells for tenant in admitted}
         for least in (self.min_cells, 0):
             for tenant in admitted:
@@ -199,14 +199,27 @@ class Molt:
                     excess -= cells * cell_bytes
         return others_wait(view, placements)
 
-    def _spilled(self, view: View, tenant: Tenant) -> Placement:
-        return Rest(spill=True) if self._can_spill(view, tenant) else _aside(view, tenant)
+    def _aside(
+        self, view: View, tenants: list[Tenant], *, spill: bool = False, enough: int | None = None
+    ) -> dict[str, Placement]:
+        """Tenants out of the way: newcomers wait, the others are parked.
 
-    def _can_spill(self, view: View, tenant: Tenant) -> bool:
-        """Whether a tenant has a cache in memory that is written fast enough."""
-        if tenant.phase is Phase.WAITING or tenant.spilled or tenant.cells == 0:
-            return False
-        return view.costs.spill_ns(_cell_bytes(view, tenant) * tenant.cells) <= self.spill_within_ns
+        With ``spill``, caches go to disk, the least protected first, as long as writing them stays within
+        ``spill_within_ns`` and until ``enough`` bytes are free (``None``: all that can).
+        """
+        placements: dict[str, Placement] = {
+            tenant.name: Wait() if tenant.phase is Phase.WAITING else Rest() for tenant in tenants
+        }
+        left_ns, freed = self.spill_within_ns, 0
+        for tenant in by_protection(tenants)[::-1] if spill else ():
+            if tenant.phase is Phase.WAITING or tenant.spilled or tenant.cells == 0:
+                continue
+            size = _cell_bytes(view, tenant) * tenant.cells
+            took_ns = view.costs.spill_ns(size)
+            if took_ns <= left_ns and (enough is None or freed < enough):
+                placements[tenant.name] = Rest(spill=True)
+                left_ns, freed = left_ns - took_ns, freed + size
+        return placements
 
 
 def _cell_bytes(view: View, tenant: Tenant) -> int:
@@ -248,12 +261,7 @@ def _could_run(view: View, newcomer: Tenant) -> bool:
     return view.fits(others_wait(view, {**placements, newcomer.name: Run(view.ladder.bottom.name)}))
 
 
-def _some_run(view: View, must: list[Tenant], out: int, aside: Aside, *, carry: bool) -> Plan:
+def _some_run(view: View, running: list[Tenant], aside: dict[str, Placement], *, carry: bool) -> Plan:
     bottom = view.ladder.bottom.name
-    placements: dict[str, Placement] = {tenant.name: Run(bottom, carry) for tenant in must[:-out]}
-    placements.update({tenant.name: aside(view, tenant) for tenant in must[-out:]})
-    return others_wait(view, placements)
-
-
-def _aside(view: View, tenant: Tenant) -> Placement:
-    return Wait() if tenant.phase is Phase.WAITING else Rest()
+    placements: dict[str, Placement] = {tenant.name: Run(bottom, carry) for tenant in running}
+    return others_wait(view, {**placements, **aside})

@@ -1,0 +1,59 @@
+"""What can go wrong in a simulated world: engines whose switches and disks fail, signals that come late or twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from molt.core.events import Handoff
+from molt.core.ladder import Ladder, RouteKind
+from molt.engine.modelled import ModelledEngine
+from molt.engine.protocol import SpillError, SwitchError
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often, as shares of the tries, things fail; ``late_ns``, by how much a signal is late at most."""
+
+    switch: float = 0.0
+    spill: float = 0.0
+    restore: float = 0.0
+    late: float = 0.0
+    doubled: float = 0.0
+    late_ns: int = 0
+
+    def signal_delays(self, random: Random) -> Callable[[], tuple[int, ...]]:
+        """Delays of the signals of a world, see ``sim.world.World``. None is lost for good: that no policy survives."""
+
+        def delays() -> tuple[int, ...]:
+            late_ns = random.randint(1, self.late_ns) if self.late_ns and random.random() < self.late else 0
+            return (late_ns, late_ns + 1) if random.random() < self.doubled else (late_ns,)
+
+        return delays
+
+
+class FaultyEngine(ModelledEngine):
+    """A modelled engine that fails as often as it is told to, and then does what the protocol says of failures."""
+
+    def __init__(self, ladder: Ladder, faults: Faults, random: Random) -> None:
+        super().__init__(ladder)
+        self._faults = faults
+        self._random = random
+
+    def switch(
+        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+    ) -> Handoff | None:
+        if self._random.random() < self._faults.switch:
+            raise SwitchError("a fault")
+        return super().switch(tenant, dest, route, capacity, native)
+
+    def spill(self, tenant: str) -> int:
+        if self._random.random() < self._faults.spill:
+            raise SpillError("a full disk")
+        return super().spill(tenant)
+
+    def restore(self, tenant: str) -> None:
+        super().restore(tenant)
+        if self._random.random() < self._faults.restore:
+            raise SpillError("not what was written")
