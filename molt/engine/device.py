@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from molt.errors import InputError
@@ -20,6 +23,21 @@ def usable_device(name: str) -> torch.device:
         if int(number or 0) >= count:
             raise InputError(f"--device: {show(name)}: torch sees {count} CUDA devices here")
     return torch.device(name)
+
+
+@contextmanager
+def no_memory_is(fault: type[Exception], what: str) -> Iterator[None]:
+    """Turn running out of memory, however it is told, into a ``fault``."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:  # torch tells of the processor's memory in a RuntimeError
+        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+            raise
+        raise fault(f"no memory {what}: {error}") from error
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 
 def allocated_bytes(device: torch.device) -> int:

@@ -27,7 +27,8 @@ from molt.core import healing
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from molt.engine.detokenise import Detokeniser
-from molt.engine.protocol import SINKS, Decoded, Request, SwitchError
+from molt.engine.device import no_memory_is
+from molt.engine.protocol import SINKS, Decoded, Request, SpillError, SwitchError
 from molt.engine.sampling import sample, uniform
 from molt.errors import LadderError
 from molt.kv import map_file
@@ -164,7 +165,12 @@ class RealEngine:
         self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
     ) -> Handoff | None:
         """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot."""
-        generation = self._generations[tenant]
+        with no_memory_is(SwitchError, "for the switch"):
+            return self._switch(self._generations[tenant], dest, route, capacity, native)
+
+    def _switch(
+        self, generation: _Generation, dest: str, route: RouteKind, capacity: int, native: int
+    ) -> Handoff | None:
         source, target = generation.rung, self._loaded[dest].resident
         text = generation.known[: generation.read + 1]
         by = self._yardstick(source, target, generation.cache, text) if self._measure_handoff else None
@@ -201,9 +207,11 @@ class RealEngine:
         generation = self._generations[tenant]
         if self._folder is None:
             self._folder = TemporaryDirectory(prefix="molt-spilled-")
-        generation.spilled = spill(generation.cache, Path(self._folder.name))
+        with no_memory_is(SpillError, "to write it"):
+            empty = self._empty_cache(generation.rung, capacity=0)
+            generation.spilled = spill(generation.cache, Path(self._folder.name))
         freed = generation.cache.nbytes
-        generation.cache = self._empty_cache(generation.rung, capacity=0)
+        generation.cache = empty
         return freed
 
     def restore(self, tenant: str) -> None:
@@ -214,7 +222,8 @@ class RealEngine:
         generation = self._generations[tenant]
         spilled, generation.spilled = generation.spilled, None
         assert spilled is not None, f"the cache of {tenant!r} is not on disk"
-        restore(spilled, generation.cache)
+        with no_memory_is(SpillError, "to read it"):
+            restore(spilled, generation.cache)
 
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
         """Keep ``keep_cells`` cells, the first and the most recent, trimmed; returns the bytes freed.
@@ -223,9 +232,10 @@ class RealEngine:
         """
         generation = self._generations[tenant]
         if keep_cells > 0:
-            freed = generation.cache.shed(keep_cells, SINKS)
-            generation.settled = generation.cache.cells
-            return freed
+            try:
+                return generation.cache.shed(keep_cells, SINKS)
+            finally:  # without memory to trim it, the cache has lost its cells all the same
+                generation.settled = generation.cache.cells
         if generation.spilled is not None:
             generation.spilled.forget()
             generation.spilled = None

@@ -35,8 +35,8 @@ class PreallocatedCache:
         self.capacity = capacity
         self.device = device
         self.positions: list[int] = []
-        self._keys = [self._room() for _ in range(layout.layers)]  # L of (H, capacity, D)
-        self._values = [self._room() for _ in range(layout.layers)]  # L of (H, capacity, D)
+        self._keys = [self._room(capacity) for _ in range(layout.layers)]  # L of (H, capacity, D)
+        self._values = [self._room(capacity) for _ in range(layout.layers)]  # L of (H, capacity, D)
 
     @property
     def cells(self) -> int:
@@ -77,7 +77,7 @@ class PreallocatedCache:
     def resize(self, capacity: int) -> int:
         """Reallocate for ``capacity`` cells, keeping those held; returns the bytes freed (negative: taken)."""
         assert capacity >= self.cells, f"{self.cells} cells do not fit into {capacity}"
-        return self._reallocate(capacity, list(range(self.cells)))
+        return self._reallocate(capacity)
 
     def shed(self, keep: int, sinks: int) -> int:
         """Keep ``keep`` cells, the first ``sinks`` and the most recent, trimmed; returns the bytes freed.
@@ -87,8 +87,8 @@ class PreallocatedCache:
         """
         keep = min(keep, self.cells)
         head = min(sinks, max(keep - 1, 0))  # at least one cell is a recent one
-        kept = [*range(head), *range(self.cells - (keep - head), self.cells)]
-        return self._reallocate(keep, kept)
+        self._close_gap(head, self.cells - (keep - head))
+        return self._reallocate(keep)
 
     def fork(self, spare: int) -> PreallocatedCache:
         """A copy with room for ``spare`` more cells; the original is untouched by what happens to it."""
@@ -135,25 +135,39 @@ class PreallocatedCache:
 
     # -- detail
 
-    def _room(self) -> Tensor:
+    def _room(self, capacity: int) -> Tensor:
         """Room (H, capacity, D) in memory of its own, which goes back to the system when it is dropped."""
-        shape = (self.layout.kv_heads, self.capacity, self.layout.head_dim)
+        shape = (self.layout.kv_heads, capacity, self.layout.head_dim)
         dtype = DTYPES[self.layout.dtype_bytes]
-        if self.capacity == 0 or self.device.type != "cpu":
+        if capacity == 0 or self.device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=self.device)
         arena = Arena.anonymous(math.prod(shape) * dtype.itemsize)
         return arena.tensor(0, dtype, shape)
 
     @torch.inference_mode()
-    def _reallocate(self, capacity: int, kept: list[int]) -> int:
+    def _close_gap(self, head: int, tail: int) -> None:
+        """Drop the cells between the first ``head`` and ``tail``, by moving the later ones up where they are.
+
+        In pieces no longer than the gap, so that nothing overlaps and nothing is allocated that might not be had.
+        """
+        gap, cells = tail - head, self.cells
+        for first in range(tail, cells, gap) if gap else ():
+            end = min(first + gap, cells)
+            for tensor in (*self._keys, *self._values):
+                tensor[:, first - gap : end - gap].copy_(tensor[:, first:end])
+        del self.positions[head:tail]
+
+    @torch.inference_mode()
+    def _reallocate(self, capacity: int) -> int:
+        """Give every layer room for ``capacity`` cells. Where memory runs out on the way, the cells are all there."""
         before = self.nbytes
-        self.capacity = capacity
-        index = torch.tensor(kept, dtype=torch.int64, device=self.device)
+        self.capacity, target = min(self.capacity, capacity), capacity
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
-                tensors[layer] = self._room()
-                tensors[layer][:, : len(kept)] = old[:, index]
-        self.positions = [self.positions[cell] for cell in kept]
+                room = self._room(target)
+                room[:, : self.cells] = old[:, : self.cells]
+                tensors[layer] = room
+        self.capacity = target
         return before - self.nbytes
 
 

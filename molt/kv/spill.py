@@ -40,22 +40,15 @@ def spill(cache: PreallocatedCache, folder: Path) -> Spilled:
     Raises ``SpillError``, leaving no file behind, if the disk is full or does not take what it is given.
     """
     path = folder / f"{uuid4().hex}.cache"
-    digest = hashlib.blake2b()
     try:
-        with path.open("wb", buffering=0) as file:
-            for layer in range(cache.layout.layers):
-                for tensor in cache.up_to(layer, cache.cells):
-                    data = _bytes(tensor.contiguous().cpu())
-                    digest.update(data)
-                    if file.write(data) != len(data):
-                        raise SpillError(f"{path}: the disk took only a part of a layer")
+        digest = _write(cache, path)
     except OSError as error:
         path.unlink(missing_ok=True)
         raise SpillError(f"{path}: {error.strerror or error}") from error
-    except SpillError:
+    except BaseException:
         path.unlink(missing_ok=True)
         raise
-    return Spilled(path, cache.layout, tuple(cache.positions), digest.digest())
+    return Spilled(path, cache.layout, tuple(cache.positions), digest)
 
 
 @torch.inference_mode()
@@ -82,6 +75,19 @@ def restore(spilled: Spilled, cache: PreallocatedCache) -> None:
     if not is_whole or digest.digest() != spilled.digest:
         raise SpillError(f"{spilled.path}: not what was written")
     cache.commit(spilled.positions)
+
+
+def _write(cache: PreallocatedCache, path: Path) -> bytes:
+    """Write all cells; returns their checksum."""
+    digest = hashlib.blake2b()
+    with path.open("wb", buffering=0) as file:
+        for layer in range(cache.layout.layers):
+            for tensor in cache.up_to(layer, cache.cells):
+                data = _bytes(tensor.contiguous().cpu())
+                digest.update(data)
+                if file.write(data) != len(data):
+                    raise SpillError(f"{path}: the disk took only a part of a layer")
+    return digest.digest()
 
 
 def _empty_like(cache: PreallocatedCache, layer: int, cells: int) -> tuple[Tensor, Tensor]:

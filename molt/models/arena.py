@@ -27,10 +27,13 @@ class Arena:
 
     @staticmethod
     def anonymous(nbytes: int) -> Arena:
-        """Fresh memory of this process, all zeros."""
-        if sys.platform == "win32":
-            return Arena(mmap.mmap(-1, nbytes))
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        """Fresh memory of this process, all zeros. Raises ``MemoryError`` if the system has none to give."""
+        try:
+            if sys.platform == "win32":
+                return Arena(mmap.mmap(-1, nbytes))
+            memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"no {nbytes} bytes to be had: {error.strerror}") from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         return Arena(memory)
