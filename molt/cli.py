@@ -129,6 +129,14 @@ def fit(context: typer.Context) -> None:
     _single(command)(context.args, prog_name="molt fit")
 
 
+@app.command("eval", context_settings=PASS_ON, add_help_option=False)
+def evaluate(context: typer.Context) -> None:
+    """Measure how good and how dear the switches of a ladder are: handoff, drift, ablation, residuals, switch-cost."""
+    from molt.kv.tables.command import app as tables
+
+    tables(context.args, prog_name="molt eval")
+
+
 ladders = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -98,6 +98,11 @@ class Decoder:
         """What layer ``layer`` computes its keys and values from, (t, hidden), given the stream before it."""
         return self._normed(x, self.layers[layer].input_norm)
 
+    def queries(self, x: Tensor, positions: Sequence[int], layer: int) -> Tensor:
+        """What layer ``layer`` looks for in its keys, turned by the positions, (t, H, D), given the stream before it."""
+        turned, _ = self._projected(self.layers[layer], x, self._turn(positions))
+        return turned[:, : self.shape.heads]
+
     def logits(self, x: Tensor) -> Tensor:
         """Logits (t, vocabulary) float32 after the last layer."""
         return self.head.linear(self._normed(x, self.norm)).float()

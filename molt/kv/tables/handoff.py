@@ -1,0 +1,239 @@
+"""The table of one switch: every cache that could stand at the seam, on the same documents, route by route.
+
+The order of work is document by document, so that nothing of a document stays in memory but its figures; what
+the source says of it is worked out once for all routes that leave it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from molt.core.ladder import Route, RouteKind
+from molt.kv.cache import PreallocatedCache
+from molt.kv.tables import small_map
+from molt.kv.tables.bench import (
+    Bench,
+    Progress,
+    Settings,
+    Text,
+    map_facts,
+    origin,
+    quietly,
+    rungs_of,
+    texts_facts,
+)
+from molt.kv.tables.caches import (
+    NOTHING,
+    ONE_LAYER,
+    OWN,
+    ROTATED,
+    Case,
+    Crossing,
+    Diagonal,
+    Moments,
+    Recipe,
+    carries,
+    controls,
+    crossings,
+    diagonal_of,
+    moments,
+    references,
+)
+from molt.kv.tables.flops import read_flops
+from molt.kv.tables.gates import GREEDY_TOKENS, check_rung
+from molt.kv.tables.judging import Predictions, Scores, SourceSide, columns, predict, score, source_side
+from molt.kv.tables.result import Cost, Gate, Handoff, LeftOut, RouteTable, Row
+from molt.kv.tables.summary import summarise
+
+GATE_TOKENS = 128
+"""Most tokens of the text that the gates are checked on."""
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """One route, the rows it is judged in, and what has been measured of each so far."""
+
+    route: Route
+    recipes: list[Recipe]
+    left_out: list[LeftOut]
+    scores: dict[str, list[Scores]] = field(default_factory=dict)
+    stalls_ms: dict[str, list[float]] = field(default_factory=dict)
+
+
+Recipes = Callable[[Bench, Route, Settings, Sequence[Text], Progress], tuple[list[Recipe], list[LeftOut]]]
+
+
+def check_gates(
+    bench: Bench, found: Sequence[Route], texts: Sequence[Text], progress: Progress = quietly
+) -> list[Gate]:
+    """The gates of every rung that the routes touch, on the first text."""
+    rungs = rungs_of(bench.spec, found)
+    known = texts[0].known[: GATE_TOKENS + 1]
+    gates: list[Gate] = []
+    for number, rung in enumerate(rungs):
+        progress("gates", number, len(rungs))
+        room = bench.spec.ladder.rung(rung.name).max_positions - GREEDY_TOKENS
+        gates += check_rung(bench.rung(rung.name), rung.name, rung.precision, known[:room])
+    progress("gates", len(rungs), len(rungs))
+    return gates
+
+
+def handoff(
+    bench: Bench,
+    found: Sequence[Route],
+    texts: Sequence[Text],
+    settings: Settings,
+    *,
+    command: str,
+    documents_from: str,
+    gates: list[Gate],
+    progress: Progress = quietly,
+) -> Handoff:
+    """The table of ``molt eval handoff``; ``gates`` have been passed."""
+    return Handoff(
+        table="handoff",
+        origin=origin(command, bench.spec, settings.seed),
+        texts=texts_facts(texts, documents_from, settings),
+        islands=[settings.islands.first, settings.islands.last],
+        gates=gates,
+        routes=route_tables(bench, found, texts, settings, all_recipes, progress),
+    )
+
+
+def route_tables(
+    bench: Bench,
+    found: Sequence[Route],
+    texts: Sequence[Text],
+    settings: Settings,
+    recipes: Recipes,
+    progress: Progress,
+) -> list[RouteTable]:
+    """Judge the rows that ``recipes`` names on every document, for every route."""
+    plans = [Plan(route, *recipes(bench, route, settings, texts, progress)) for route in found]
+    total, done = len(texts) * len(plans), 0
+    for number, text in enumerate(texts):
+        sides: dict[str, SourceSide] = {}
+        owns: dict[str, PreallocatedCache] = {}
+        other = texts[(number + 1) % len(texts)].known[:-1]
+        for plan in plans:
+            source, dest = plan.route.source, plan.route.dest
+            if source not in sides:
+                sides[source] = source_side(bench.rung(source), text)
+            if dest not in owns:
+                owns[dest] = bench.rung(dest).read_afresh(text.known[:-1])
+            case = Case(text, other, sides[source].cache, owns[dest], settings.seed + number)
+            _judge(bench, plan, case, sides[source])
+            done += 1
+            progress("documents, route by route", done, total)
+    return [_table(bench, plan, settings) for plan in plans]
+
+
+def _judge(bench: Bench, plan: Plan, case: Case, side: SourceSide) -> None:
+    rungs = {"source": bench.rung(plan.route.source), "dest": bench.rung(plan.route.dest)}
+    reference = _reference(bench, plan.route, case, side)
+    for recipe in plan.recipes:
+        begin = time.perf_counter()
+        cache = recipe.make(case)
+        stall_ms = 1e3 * (time.perf_counter() - begin)
+        found = score(predict(rungs[recipe.predicts], cache, case.text, side), reference, side)
+        plan.scores.setdefault(recipe.name, []).append(found)
+        plan.stalls_ms.setdefault(recipe.name, []).append(stall_ms)
+
+
+def _reference(bench: Bench, route: Route, case: Case, side: SourceSide) -> Predictions:
+    """Whose predictions are the truth: the destination's with its own cache; between precisions the better's."""
+    name = judged_against(bench, route)
+    rung = bench.rung(name)
+    cache = case.own if name == route.dest else case.source
+    return predict(rung, cache, case.text, side)
+
+
+def judged_against(bench: Bench, route: Route) -> str:
+    """The rung with its own cache that the rows of a route are measured from."""
+    return bench.full_precision(route) if route.kind == RouteKind.CARRY else route.dest
+
+
+def _table(bench: Bench, plan: Plan, settings: Settings) -> RouteTable:
+    route, shape = plan.route, bench.spec.rung(plan.route.dest).shape
+    return RouteTable(
+        source=route.source,
+        dest=route.dest,
+        route="carry" if route.kind == RouteKind.CARRY else "project",
+        judged_against=judged_against(bench, route),
+        reread_flops=read_flops(shape, settings.context),
+        map=map_facts(bench, route) if route.kind == RouteKind.PROJECT else None,
+        rows=[_row(plan, recipe, settings) for recipe in plan.recipes],
+        left_out=plan.left_out,
+    )
+
+
+def _row(plan: Plan, recipe: Recipe, settings: Settings) -> Row:
+    scores = plan.scores[recipe.name]
+    cost = None
+    if recipe.flops is not None:
+        stall_ms = summarise(plan.stalls_ms[recipe.name], settings.seed)
+        cost = Cost(stall_ms=stall_ms, flops=recipe.flops, map_bytes=recipe.map_bytes)
+    return Row(
+        name=recipe.name,
+        kind=recipe.kind,
+        columns=columns(scores, plan.scores[OWN], plan.scores[NOTHING], settings.marks, settings.seed),
+        by_document=[float(one.kl.mean()) for one in scores],
+        cost=cost,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the rows of a route
+
+
+def all_recipes(
+    bench: Bench, route: Route, settings: Settings, texts: Sequence[Text], progress: Progress
+) -> tuple[list[Recipe], list[LeftOut]]:
+    """Every row that a handoff table must have, and those that cannot be had here."""
+    dest, shape = bench.rung(route.dest), bench.spec.rung(route.dest).shape
+    basis = [*references(dest, shape, settings.context), *controls(dest, shape, settings.context)]
+    if route.kind == RouteKind.CARRY:
+        return [*basis, *carries(dest, _leave_one_out(bench, route, texts))], []
+    crossing = crossing_of(bench, route, settings)
+    left_out: list[LeftOut] = []
+    try:
+        content = small_map.collect(bench, route, progress=progress)
+        rotated = small_map.collect(bench, route, rotated=True, progress=progress)
+    except small_map.Unfit as why:
+        left_out = [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
+        return [*basis, *crossings(crossing)], left_out
+    rows = content.rows
+    maps = {f"all layers, {rows} rows": content.solve(), f"{ONE_LAYER}, {rows} rows": content.solve(1)}
+    fitted = Crossing(
+        crossing.source,
+        dest,
+        shape,
+        crossing.kv_map,
+        crossing.islands,
+        crossing.cells,
+        maps,
+        rotated.solve(),
+    )
+    return [*basis, *crossings(fitted)], left_out
+
+
+def crossing_of(bench: Bench, route: Route, settings: Settings) -> Crossing:
+    """A projecting route with its own map."""
+    shape = bench.spec.rung(route.dest).shape
+    source, dest = bench.rung(route.source), bench.rung(route.dest)
+    return Crossing(source, dest, shape, bench.kv_map(route), settings.islands, settings.context)
+
+
+def _leave_one_out(bench: Bench, route: Route, texts: Sequence[Text]) -> Callable[[Case], Diagonal]:
+    """The diagonal for a case, fitted on all other documents."""
+    source, dest = bench.rung(route.source), bench.rung(route.dest)
+    of_document: dict[str, Moments] = {
+        text.name: moments(source.read_afresh(text.known[:-1]), dest.read_afresh(text.known[:-1]), dest)
+        for text in texts
+    }
+
+    def diagonal(case: Case) -> Diagonal:
+        return diagonal_of([part for name, part in of_document.items() if name != case.text.name])
+
+    return diagonal

@@ -1,0 +1,94 @@
+"""Files of tables are strict: what was written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molt.errors import InputError
+from molt.kv.tables import show
+from molt.kv.tables.result import Origin, RouteCost, Step, SwitchCost, read, write
+
+
+def table() -> SwitchCost:
+    """A small one, made up."""
+    step = Step(
+        context=64, n=3, carry_ms=1 / 3, map_load_ms=0.5, reread_ms=2.0, carry_flops=10, reread_flops=100
+    )
+    origin = Origin(
+        command="molt eval switch-cost made-up",
+        ladder="made-up",
+        seed=0,
+        commit="0" * 40,
+        machine={"processor": "one", "cores": 2, "memory_bytes": 2**30, "system": "some"},
+        threads=2,
+        versions={"python": "3.11"},
+    )
+    route = RouteCost(
+        source="a",
+        dest="b",
+        route="project",
+        map_bytes=1024,
+        steps=[step],
+        crossover=64,
+        crossover_with_load=None,
+    )
+    return SwitchCost(table="switch-cost", origin=origin, islands=[4, 16], routes=[route])
+
+
+def test_what_was_written_is_read_to_six_digits(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "table.json"
+    write(path, table())
+    found = read(path)
+    assert isinstance(found, SwitchCost)
+    assert found.routes[0].steps[0].carry_ms == 0.333333
+    assert found.origin == table().origin
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("routes", 0, "steps", 0, "n"), "3"),
+        (("routes", 0, "steps", 0, "carry_ms"), None),
+        (("routes", 0, "unknown"), 1),
+        (("routes", 0, "route"), "teleport"),
+        (("table",), "other"),
+    ],
+)
+def test_anything_else_is_refused_in_one_line(
+    tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    path = tmp_path / "table.json"
+    write(path, table())
+    content: Any = json.loads(path.read_text(encoding="utf-8"))
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match=r"table\.json: not a table of molt eval") as refusal:
+        read(path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_file_and_a_missing_key_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read(tmp_path / "none.json")
+    path = tmp_path / "table.json"
+    content = table().model_dump()
+    del content["origin"]["seed"]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError, match="seed"):
+        read(path)
+
+
+def test_the_crossover_is_named_and_the_origin_is_told() -> None:
+    (grid,) = show.grids(table())
+    assert "with the map in memory from 64 tokens on" in grid.note
+    assert "read from its file from no measured context on" in grid.note
+    assert "| 64" in show.markdown(grid).replace("|      64", "| 64")
+    assert "molt eval switch-cost made-up" in show.note(table())
+    assert "seed 0" in show.note(table())
