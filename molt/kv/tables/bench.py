@@ -69,9 +69,13 @@ class Settings:
 
 @dataclass(slots=True)
 class Bench:
-    """A ladder at hand: rungs and maps are brought in when first asked for, and stay."""
+    """A ladder at hand: rungs and maps are brought in when first asked for, and stay.
+
+    ``kept`` is for whatever else two routes can share.
+    """
 
     spec: LadderSpec
+    kept: dict[object, object] = field(default_factory=dict)
     _rungs: dict[str, Resident] = field(default_factory=dict)
     _maps: dict[tuple[str, str], KVMap] = field(default_factory=dict)
 

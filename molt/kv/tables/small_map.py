@@ -111,6 +111,9 @@ def collect(
     With ``rotated``, keys stay as attention sees them.
     """
     names = (bench.spec.rung(route.source).weights, bench.spec.rung(route.dest).weights)
+    kept = bench.kept.get((names, rotated, rows))
+    if isinstance(kept, Sums):
+        return kept
     source, dest = (bench.rung(name) for name in names)
     width = sum(one.layout.layers * columns_per_layer(one.layout) for one in (source, dest)) + dest.hidden
     if (size := width**2 * torch.float64.itemsize) > SUMS_BYTES_MAX:
@@ -127,6 +130,7 @@ def collect(
             break
     if sums is None:
         raise Unfit("no document is long enough to fit on")
+    bench.kept[names, rotated, rows] = sums
     return sums
 
 
