@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
+from molt.models.cache_folder import cache_folder
 from realproc.control_groups import LimitTrial, try_limit
 from realproc.ladder_needs import LadderNeed, ladder_needs
 from realproc.machine import Machine, read_machine
@@ -69,10 +69,8 @@ def diagnose() -> Diagnosis:
 
 
 def read_cache() -> Cache:
-    """Where the hub's client keeps models; the folder need not exist yet."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    folder = Path(HF_HUB_CACHE)
+    """Where fetched and converted weights are kept; the folder need not exist yet."""
+    folder = cache_folder()
     existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
     try:
         return Cache(str(folder), shutil.disk_usage(existing).free)

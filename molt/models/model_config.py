@@ -21,6 +21,15 @@ ROPE_TYPES = ("default", "linear", "llama3")
 ROPE_THETA = 10_000.0  # where config.json is silent
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 LLAMA3_NUMBERS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_ALTERNATING = "alternates layers with sliding windows and layers with full attention, each with its own RoPE"
+REFUSED = {
+    "gemma2": _ALTERNATING,
+    "gemma3": _ALTERNATING,
+    "gemma3_text": _ALTERNATING,
+    "phi3": "turns a part of the head only, and more the longer the text",
+    "deepseek_v3": "caches a compressed state instead of keys and values",
+}
+"""Families that are asked for and cannot be rungs, with the reason."""
 # Keys that only appear where attention is not the plain kind, with the name of that kind.
 OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention",
@@ -145,8 +154,9 @@ def read_shape(folder: Path) -> ModelShape:
     config = read_config(folder)
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
+        reason = REFUSED.get(str(model_type), "is not supported")
         supported = ", ".join(FAMILIES)
-        raise LadderError(f"{path}: model_type: {show(model_type)} is not supported; supported: {supported}")
+        raise LadderError(f"{path}: model_type: {show(model_type)} {reason}; supported: {supported}")
     try:
         fields = validate(_Fields, config, path)
     except InputError as error:
@@ -188,9 +198,7 @@ def _rope(fields: _Fields) -> RopeShape:
         factor=float(said.get("factor", 1.0)),
         low_freq_factor=float(said.get("low_freq_factor", 1.0)),
         high_freq_factor=float(said.get("high_freq_factor", 4.0)),
-        original_positions=int(
-            said.get("original_max_position_embeddings", fields.max_position_embeddings)
-        ),
+        original_positions=int(said.get("original_max_position_embeddings", fields.max_position_embeddings)),
     )
 
 

@@ -285,7 +285,16 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
     "quantised": (change_config(quantization_config={"bits": 4}), "quantization_config: only unquantised"),
     "another architecture": (
         change_config(model_type="deepseek_v3"),
-        "model_type: 'deepseek_v3' is not supported; supported: llama, mistral, qwen2, qwen3",
+        "model_type: 'deepseek_v3' caches a compressed state instead of keys and values; "
+        "supported: llama, mistral, qwen2, qwen3",
+    ),
+    "sliding windows in some layers": (
+        change_config(model_type="gemma3_text"),
+        "model_type: 'gemma3_text' alternates layers with sliding windows and layers with full attention",
+    ),
+    "unknown family": (
+        {**QWEN2, "model_type": "gpt2"},
+        "model_type: 'gpt2' is not supported; supported: llama",
     ),
     "model type missing": (without("model_type"), "model_type: None is not supported"),
     "another head": (

@@ -33,6 +33,14 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"model_type": "llama", "architectures": None, "rope_parameters": None, "rope_theta": 2e4}
     | {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "qwen3": QWEN2 | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16},
+    "llama tied, as SmolLM2": QWEN2
+    | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "rope_parameters": None,
+        "rope_theta": 1e5,
+    }
+    | {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 72, "head_dim": 8},
     "mistral": QWEN2
     | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None},
 }
