@@ -293,7 +293,7 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         "model_type: 'gemma3_text' alternates layers with sliding windows and layers with full attention",
     ),
     "unknown family": (
-        {**QWEN2, "model_type": "gpt2"},
+        change_config(model_type="gpt2"),
         "model_type: 'gpt2' is not supported; supported: llama",
     ),
     "model type missing": (without("model_type"), "model_type: None is not supported"),
