@@ -143,6 +143,8 @@ def test_the_real_kernel_counts_wakes_and_removes(real_groups: ControlGroups) ->
         child = subprocess.Popen(
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
+        assert child.stdin is not None
+        assert child.stdout is not None
         cgroup.add(group.folder, child.pid)
         assert cgroup.processes(group.folder) == (child.pid,)
         child.stdin.write(b"go\n")

@@ -1,0 +1,27 @@
+"""Waiting for processes to be gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+WITHIN_S = 30
+
+
+def gone(pid: int) -> bool:
+    """Whether a process runs no more; whoever inherited it may not have asked for its status yet."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def until_gone(pids: Iterable[int], folder: Path = Path("/nonexistent")) -> None:
+    """Fail if a process or a folder is still there after a while that is long on a busy machine."""
+    pids, until = list(pids), time.monotonic() + WITHIN_S
+    while left := [pid for pid in pids if not gone(pid)] + [folder] * folder.exists():
+        assert time.monotonic() < until, f"still there: {left}"
+        time.sleep(0.02)
