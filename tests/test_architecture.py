@@ -111,3 +111,17 @@ def test_the_modelled_engine_needs_no_torch() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_what_bounds_and_presses_real_processes_needs_no_torch() -> None:
+    """The supervisor and the allocators of a real run are small: groups, pressure, signals and the guard."""
+    import subprocess
+
+    program = (
+        "import sys, realproc.guard, realproc.lookout, realproc.pressure, realproc.watchdog; "
+        "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
