@@ -14,7 +14,7 @@ from itertools import pairwise
 from molt.core.ladder import Route, RouteKind
 from molt.kv.cache import PreallocatedCache
 from molt.kv.tables.bench import Bench, Progress, Settings, Text, origin, quietly, texts_facts
-from molt.kv.tables.judging import Scores, columns, predict, score, source_side
+from molt.kv.tables.judging import Scores, columns, predict, score, source_side, yardstick
 from molt.kv.tables.result import Drift, Gate, Journey, Row
 from molt.kv.transplant import carry, transplant
 
@@ -94,7 +94,7 @@ def _follow(bench: Bench, stages: Sequence[_Stage], text: Text, settings: Settin
         source, dest = bench.rung(stage.route.source), bench.rung(stage.route.dest)
         side = source_side(source, now)
         own = dest.read_afresh(now.known[:-1])
-        reference = predict(dest, own, now, side)
+        by = yardstick(predict(dest, own, now, side), side)
         cache = switched(bench, stage.route, cache, now.known, settings)
         single = switched(bench, stage.route, side.cache, now.known, settings)
         for scores, found in (
@@ -103,7 +103,7 @@ def _follow(bench: Bench, stages: Sequence[_Stage], text: Text, settings: Settin
             (stage.carried, cache),
             (stage.single, single),
         ):
-            scores.append(score(predict(dest, found, now, side), reference, side))
+            scores.append(score(predict(dest, found, now, side), by))
         cache = cache.fork(spare=between)
         dest.read(cache, ids[known - 1 : known - 1 + between], known - 1)
         known += between

@@ -43,7 +43,16 @@ from molt.kv.tables.caches import (
 )
 from molt.kv.tables.flops import read_flops
 from molt.kv.tables.gates import GREEDY_TOKENS, check_rung
-from molt.kv.tables.judging import Predictions, Scores, SourceSide, columns, predict, score, source_side
+from molt.kv.tables.judging import (
+    Predictions,
+    Scores,
+    SourceSide,
+    columns,
+    predict,
+    score,
+    source_side,
+    yardstick,
+)
 from molt.kv.tables.result import Cost, Gate, Handoff, LeftOut, RouteTable, Row
 from molt.kv.tables.summary import summarise
 
@@ -132,12 +141,12 @@ def route_tables(
 
 def _judge(bench: Bench, plan: Plan, case: Case, side: SourceSide) -> None:
     rungs = {"source": bench.rung(plan.route.source), "dest": bench.rung(plan.route.dest)}
-    reference = _reference(bench, plan.route, case, side)
+    by = yardstick(_reference(bench, plan.route, case, side), side)
     for recipe in plan.recipes:
         begin = time.perf_counter()
         cache = recipe.make(case)
         stall_ms = 1e3 * (time.perf_counter() - begin)
-        found = score(predict(rungs[recipe.predicts], cache, case.text, side), reference, side)
+        found = score(predict(rungs[recipe.predicts], cache, case.text, side), by)
         plan.scores.setdefault(recipe.name, []).append(found)
         plan.stalls_ms.setdefault(recipe.name, []).append(stall_ms)
 

@@ -55,6 +55,23 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Yardstick:
+    """What the predictions of every cache of a case are compared with, and their exponentials, taken once."""
+
+    reference: Predictions
+    side: SourceSide
+    text_probs: Tensor
+    greedy_probs: Tensor
+    source_probs: Tensor
+
+
+def yardstick(reference: Predictions, side: SourceSide) -> Yardstick:
+    """What is compared with: the reference's predictions, and the source's."""
+    of = (reference.text, reference.greedy, side.text.log_probs)
+    return Yardstick(reference, side, *(one.exp() for one in of))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """One cache on one document, token by token: (n,) each, ``top1`` as 0 or 1."""
 
@@ -85,12 +102,13 @@ def predict(rung: Resident, cache: PreallocatedCache, text: Text, side: SourceSi
     )
 
 
-def score(found: Predictions, reference: Predictions, side: SourceSide) -> Scores:
-    """Judge the predictions of a cache against the reference's."""
+def score(found: Predictions, by: Yardstick) -> Scores:
+    """Judge the predictions of a cache."""
+    reference, side = by.reference, by.side
     return Scores(
-        kl=_kl(reference.text, found.text),
-        kl_greedy=_kl(reference.greedy, found.greedy),
-        jsd=_jsd(side.text.log_probs, found.text),
+        kl=_kl(reference.text, by.text_probs, found.text),
+        kl_greedy=_kl(reference.greedy, by.greedy_probs, found.greedy),
+        jsd=_jsd(side.text.log_probs, by.source_probs, found.text),
         top1=(reference.text.argmax(1) == found.text.argmax(1)).double().numpy(),
         nll=_nll(found.text, side.text.ids),
         nll_greedy=_nll(found.greedy, side.greedy.ids),
@@ -151,15 +169,15 @@ def _recovered(
     return summarise_share(worst - found, worst - best, seed, more_is_better=True, whole_min=WORTH_NLL_MIN)
 
 
-def _kl(p: Tensor, q: Tensor) -> Floats:
-    return _floats((p.exp() * (p - q)).sum(1).clamp_min_(0.0))  # below 0 by rounding only
+def _kl(p: Tensor, p_probs: Tensor, q: Tensor) -> Floats:
+    return _floats((p_probs * (p - q)).sum(1).clamp_min_(0.0))  # below 0 by rounding only
 
 
-def _jsd(p: Tensor, q: Tensor) -> Floats:
+def _jsd(p: Tensor, p_probs: Tensor, q: Tensor) -> Floats:
     """By entropies: H(middle) - (H(p) + H(q)) / 2."""
-    p_probs, q_probs = p.exp(), q.exp()
+    q_probs = q.exp()
     middle = p_probs.add(q_probs).div_(2)
-    halves = (p_probs.mul_(p).sum(1) + q_probs.mul_(q).sum(1)) / 2
+    halves = ((p_probs * p).sum(1) + q_probs.mul_(q).sum(1)) / 2
     return _floats((halves - torch.special.xlogy(middle, middle).sum(1)).clamp_min_(0.0))
 
 

@@ -7,6 +7,7 @@ pages are made from the files alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -256,6 +257,32 @@ class Residuals(Strict):
 
 Table = Handoff | Ablation | Drift | SwitchCost | Residuals
 _TABLE: TypeAdapter[Table] = TypeAdapter(Annotated[Table, Field(discriminator="table")])
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Tables that were made one route at a time as one, all else being equal; raises ``InputError`` if it is not."""
+    first = tables[0]
+    if len(tables) == 1:
+        return first
+    content = first.model_dump()
+    listed = "paths" if isinstance(first, Drift) else "routes"
+    commands = [first.origin.command]
+    for other in tables[1:]:
+        more = other.model_dump()
+        for found in (content, more):
+            found["origin"]["command"] = ""
+        differing = [key for key in content if key not in (listed, "gates") and content[key] != more.get(key)]
+        if differing:
+            raise InputError(f"tables of {first.origin.ladder} differ in {differing[0]} and cannot be joined")
+        content[listed] += more[listed]
+        content["gates"] = content.get("gates", []) + [
+            gate for gate in more.get("gates", []) if gate not in content["gates"]
+        ]
+        commands.append(other.origin.command)
+    if isinstance(first, SwitchCost):
+        del content["gates"]
+    content["origin"]["command"] = "; ".join(commands)
+    return type(first).model_validate(content)
 
 
 def to_json(table: Table) -> str:

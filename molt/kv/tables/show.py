@@ -178,18 +178,18 @@ def _quality(row: Row) -> tuple[str, ...]:
     of = row.columns
     return (
         row.name,
-        _with_interval(of["kl"], _nats),
-        _nats(of["kl"].median),
-        _nats(of["kl"].tail),
-        _nats(of["kl_first"].mean),
-        _nats(of["jsd_first"].mean),
-        _nats(of["jsd"].mean),
+        _with_interval(of["kl"], nats),
+        nats(of["kl"].median),
+        nats(of["kl"].tail),
+        nats(of["kl_first"].mean),
+        nats(of["jsd_first"].mean),
+        nats(of["jsd"].mean),
         f"{of['jsd_to_floor'].mean:.3g}",
         f"{of['top1'].mean:.2f}",
-        _nats(of["nll"].mean),
-        _with_interval(of["recovered"], _percent, " %"),
-        _percent(of["recovered"].tail) + " %",
-        _percent(of["recovered_greedy"].mean) + " %",
+        nats(of["nll"].mean),
+        _with_interval(of["recovered"], percent, " %"),
+        percent(of["recovered"].tail) + " %",
+        percent(of["recovered_greedy"].mean) + " %",
     )
 
 
@@ -204,9 +204,9 @@ def _by_position(title: str, rows: Sequence[Row], marks: Sequence[int]) -> Grid:
             (
                 row.name,
                 *(
-                    _percent(row.columns[f"{figure}@{mark}"].mean) + " %"
+                    percent(row.columns[f"{figure}@{mark}"].mean) + " %"
                     if figure == "recovered"
-                    else _nats(row.columns[f"{figure}@{mark}"].mean)
+                    else nats(row.columns[f"{figure}@{mark}"].mean)
                     for figure in figures
                     for mark in marks
                 ),
@@ -311,22 +311,22 @@ def _residuals(table: Residuals) -> list[Grid]:
 def _layer(one: LayerResidual) -> tuple[str, ...]:
     return (
         str(one.layer),
-        _with_interval(one.residual_k, _nats),
-        _with_interval(one.residual_v, _nats),
-        ABSENT if one.card_k is None else _nats(one.card_k),
-        ABSENT if one.card_v is None else _nats(one.card_v),
+        _with_interval(one.residual_k, nats),
+        _with_interval(one.residual_v, nats),
+        ABSENT if one.card_k is None else nats(one.card_k),
+        ABSENT if one.card_v is None else nats(one.card_v),
         f"{one.attention_cosine.mean:.4f}",
-        _nats(one.routing_tv.mean),
+        nats(one.routing_tv.mean),
         f"{one.routing_top1.mean:.2f}",
     )
 
 
-def _nats(value: float) -> str:
+def nats(value: float) -> str:
     """Three digits after the point, and two digits at all of what is smaller than that."""
     return "0" if value == 0 else f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     return f"{100 * share:.0f}"
 
 

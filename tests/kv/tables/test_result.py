@@ -10,7 +10,7 @@ import pytest
 
 from molt.errors import InputError
 from molt.kv.tables import show
-from molt.kv.tables.result import Origin, RouteCost, Step, SwitchCost, read, write
+from molt.kv.tables.result import Origin, RouteCost, Step, SwitchCost, joined, read, write
 
 
 def table() -> SwitchCost:
@@ -92,3 +92,18 @@ def test_the_crossover_is_named_and_the_origin_is_told() -> None:
     assert "| 64" in show.markdown(grid).replace("|      64", "| 64")
     assert "molt eval switch-cost made-up" in show.note(table())
     assert "seed 0" in show.note(table())
+
+
+def test_tables_made_one_route_at_a_time_become_one() -> None:
+    one = table()
+    other = one.model_copy(update={"routes": [one.routes[0].model_copy(update={"dest": "c"})]})
+    made = joined([one, other])
+    assert isinstance(made, SwitchCost)
+    assert [route.dest for route in made.routes] == ["b", "c"]
+    assert made.origin.command == f"{one.origin.command}; {one.origin.command}"
+
+
+def test_tables_of_different_machines_or_seeds_stay_apart() -> None:
+    other = table().model_copy(update={"origin": table().origin.model_copy(update={"seed": 1})})
+    with pytest.raises(InputError, match="differ in origin"):
+        joined([table(), other])
