@@ -8,7 +8,7 @@ an answer, and the last known token is fed exactly once.
 Columns (nats; a *mark* m is the mean over the tokens after the mark before, up to the m-th):
 
 - ``kl``, ``kl_first``, ``kl@m``: KL(reference || this cache) along the document, mean, first token, by mark;
-- ``kl_greedy``: the same mean along the source's continuation;
+- ``kl_greedy``: the same mean along the source's continuation, its first 64 tokens at most;
 - ``jsd``, ``jsd_first``: Jensen-Shannon divergence to the source along the document;
 - ``jsd_to_floor``: ``jsd`` as a multiple of what the destination's own cache has;
 - ``top1``: share of tokens whose likeliest next token is the reference's;
@@ -32,6 +32,9 @@ from molt.kv.resident import Resident
 from molt.kv.tables.bench import Text
 from molt.kv.tables.result import Summary
 from molt.kv.tables.summary import Floats, summarise, summarise_share
+
+GREEDY_TOKENS = 64
+"""Most tokens that the source is asked to go on with: it says them one by one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +90,7 @@ def source_side(source: Resident, text: Text) -> SourceSide:
     """Read a text with the source and let it predict."""
     cache = source.read_afresh(text.known[:-1])
     last, position, count = text.known[-1], len(text.known) - 1, len(text.next)
-    greedy = continue_greedily(source, cache, last, position, count)
+    greedy = continue_greedily(source, cache, last, position, min(count, GREEDY_TOKENS))
     along = Continuation(text.next, torch.empty(0))
     return SourceSide(
         cache, Continuation(text.next, teacher_force(source, cache, last, position, along)), greedy
