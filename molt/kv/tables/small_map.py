@@ -25,7 +25,7 @@ from molt.kv.transplant import Islands
 from molt.models.pico.corpus import documents
 from molt.models.rope import Rope
 
-ROWS = 30_000
+ROWS = 20_000
 RIDGE = 1e-5
 """Penalty relative to the mean variance of the features."""
 
@@ -57,11 +57,11 @@ class Sums:
         self.gram = torch.zeros(len(self.origin), len(self.origin), dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
-        """Take in rows (n, w)."""
-        centred = rows.double() - self.origin
+        """Take in rows (n, w); products within one call are in the type of the rows."""
+        centred = rows - self.origin.to(rows.dtype)
         self.rows += len(rows)
-        self.total += centred.sum(0)
-        self.gram.addmm_(centred.T, centred)
+        self.total += centred.sum(0, dtype=torch.float64)
+        self.gram += centred.T @ centred
 
     def solve(self, sources: int | None = None, ridge: float = RIDGE, joint: bool = True) -> KVMap:
         """The map that sees ``sources`` source layers (``None``: all), in float32.
