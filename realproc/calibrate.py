@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from molt import provenance
-from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost
+from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost, Stretch
+from molt.core.healing import CHUNKS as healing_chunks
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.engine.protocol import Engine, Request
 from molt.errors import InputError
@@ -34,6 +36,7 @@ CONTEXTS = (0, 128, 512, 1024)
 CHUNKS = (8, 32, 128)
 MEASURED_TOKENS = REPEATS * sum(CHUNKS) + DECODES
 CELLS = (64, 256, 1024)
+HEALING_CELLS = 1024
 JUDGED_CELLS = (128, 512)
 JUDGED_NATIVE = (0, 16, 64, 256)
 JUDGED_TEXTS = 8
@@ -61,7 +64,7 @@ def calibrate(name: str, out: Path) -> CostModel:
     engine = RealEngine(spec, measure_handoff=False)
     ladder = spec.ladder
     rungs = {
-        rung.name: _rung(engine, ladder, rung.name)
+        rung.name: replace(_rung(engine, ladder, rung.name), healing=_healing(engine, ladder, rung.name))
         for rung in track(ladder.rungs, "rungs", console=Console(stderr=True))
     }
     disk = _disk(engine, ladder)
@@ -117,6 +120,27 @@ def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
         loads.append(_elapsed_ns(lambda: engine.load(rung)))
         releases.append(_elapsed_ns(lambda: engine.release(rung)))
     return round(statistics.median(loads)), round(statistics.median(releases))
+
+
+def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[Stretch, ...]:
+    """What re-reading tokens does to a decode step of a rung that projected caches come to."""
+    ends = [route for route in ladder.routes if route.dest == rung and route.kind is RouteKind.PROJECT]
+    if not ends:
+        return ()
+    source, prompt = ends[0].source, _made_up(HEALING_CELLS + 1)
+    engine.load(source)
+    engine.load(rung)
+    with _generation(engine, source, prompt) as tenant:
+        engine.read(tenant, HEALING_CELLS, CHUNKS[-1])
+        engine.switch(tenant, rung, RouteKind.PROJECT, HEALING_CELLS + _request(prompt).max_tokens)
+        engine.release(source)
+        bare_ns = _median_ns(2 * REPEATS * [lambda: engine.decode(tenant, 1)])
+        healing = tuple(
+            Stretch(tokens, _median_ns(REPEATS * [lambda n=tokens: engine.decode(tenant, 1, n)]) / bare_ns)  # type: ignore[misc]
+            for tokens in sorted(healing_chunks)
+        )
+    engine.release(rung)
+    return healing
 
 
 def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:

@@ -82,6 +82,7 @@ def _slowed_rung(costs: RungCosts, factor: float) -> RungCosts:
         release_ns=round(costs.release_ns * factor),
         read=_slowed_step(costs.read, factor),
         decode=_slowed_step(costs.decode, factor),
+        healing=costs.healing,
     )
 
 

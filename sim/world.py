@@ -23,7 +23,7 @@ from molt.conductor import Conductor
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.costs import CostModel
-from molt.core.healing import chunk, healing_ns, settled_after
+from molt.core.healing import chunk, settled_after
 from molt.core.invariants import violations
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.scheduler import Scheduler
@@ -625,7 +625,7 @@ class World:
         for cells in range(step.context, step.context + step.tokens):
             healed = chunk(cells, settled, step.heal)
             settled = settled_after(cells, settled, healed)
-            at_ns += healing_ns(costs, healed, cells)
+            at_ns += costs.healing_ns(healed, cells)
             stamps.append(at_ns)
             re_read.append(healed)
             if self._measured or at_ns >= next_event_ns:

@@ -28,13 +28,38 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """How many times longer than a bare one a decode step takes that re-reads ``tokens`` tokens on the way."""
+
+    tokens: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class RungCosts:
-    """Times of one rung: bringing it in, giving it back, reading ``tokens`` in one chunk, one decode step."""
+    """Times of one rung: bringing it in, giving it back, reading ``tokens`` in one chunk, one decode step.
+
+    ``healing`` has what re-reading tokens does to a decode step, as measured, by rising numbers of tokens; nothing
+    where the rung is never the end of a projected switch.
+    """
 
     load_ns: int
     release_ns: int
     read: StepCost
     decode: StepCost
+    healing: tuple[Stretch, ...] = ()
+
+    def healing_ns(self, tokens: int, context: int) -> int:
+        """Time of a decode step on ``context`` cells that also re-reads ``tokens`` tokens of them.
+
+        Interpolated between the measured numbers of tokens; beyond them, and where nothing was measured, each token
+        adds what reading one does.
+        """
+        bare_ns = self.decode.ns(1, context)
+        points = [(0.0, 1.0), *((float(point.tokens), point.factor) for point in self.healing)]
+        beyond = max(0, tokens - self.healing[-1].tokens) if self.healing else tokens
+        marginal_ns = (self.read.token_ns + self.read.pair_ns * context) * beyond
+        return max(1, round(bare_ns * _between(points, tokens) + marginal_ns))
 
 
 @dataclass(frozen=True, slots=True)

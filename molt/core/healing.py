@@ -27,16 +27,9 @@ def settled_after(cells: int, settled: int, healed: int) -> int:
     return cells + 1 if settled == cells else settled
 
 
-def healing_ns(costs: RungCosts, tokens: int, context: int) -> int:
-    """Time of a decode step that also re-reads ``tokens`` tokens: a bare one, and what reading costs beyond the
-    weights, which are gone through anyway."""
-    marginal = costs.read.token_ns + costs.read.pair_ns * context
-    return costs.decode.ns(1, context) + round(marginal * tokens)
-
-
 def most_within(costs: RungCosts, stretch: float, context: int, at_most: int) -> int:
     """The most tokens of ``CHUNKS``, up to ``at_most``, with which a step stays within ``stretch`` bare ones; 0 if
     none does."""
     longest_ns = stretch * costs.decode.ns(1, context)
-    fitting = (n for n in CHUNKS if n <= at_most and healing_ns(costs, n, context) <= longest_ns)
+    fitting = (n for n in CHUNKS if n <= at_most and costs.healing_ns(n, context) <= longest_ns)
     return next(fitting, 0)

@@ -1,7 +1,7 @@
 """A plan says where every tenant should be; ``requests`` turns the difference to the present into decisions.
 
-A policy states the goal and never the way there. The way is the same for all: park, spill, shed and re-target first, then
-release weights (*release first*), then open caches, then load.
+A policy states the goal and never the way there. The way is the same for all: park, spill, shed and re-target first,
+then release weights (*release first*), then open caches, then load.
 """
 
 from __future__ import annotations

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.core import decisions as d
 from molt.core import events as e
+from molt.core.costs import RungCosts, StepCost, Stretch
 from molt.core.events import TenantKind
-from molt.core.healing import CHUNKS, chunk, healing_ns, most_within, settled_after
+from molt.core.healing import CHUNKS, chunk, most_within, settled_after
 from molt.core.state import State, after_decision, after_event
 from molt.core.turns import DecodeStep, next_step
 from molt.policies.molt import Molt
@@ -47,10 +49,19 @@ def test_a_step_stays_within_the_stretch(stretch: float, context: int, at_most: 
     bare_ns = COST.decode.ns(1, context)
     assert tokens in (0, *CHUNKS)
     assert tokens <= at_most
-    assert tokens == 0 or healing_ns(COST, tokens, context) <= stretch * bare_ns
+    assert tokens == 0 or COST.healing_ns(tokens, context) <= stretch * bare_ns
     larger = [n for n in CHUNKS if tokens < n <= at_most]
-    assert all(healing_ns(COST, n, context) > stretch * bare_ns for n in larger)
-    assert healing_ns(COST, 0, context) == bare_ns
+    assert all(COST.healing_ns(n, context) > stretch * bare_ns for n in larger)
+    assert COST.healing_ns(0, context) == bare_ns
+
+
+@pytest.mark.parametrize(
+    ("tokens", "factor"), [(0, 1.0), (4, 1.5), (2, 1.25), (8, 2.5), (6, 2.0), (10, 2.5 + 2 * 0.1)]
+)
+def test_a_measured_stretch_is_interpolated(tokens: int, factor: float) -> None:
+    measured = RungCosts(1, 1, StepCost(0, 100), StepCost(0, 1000), (Stretch(4, 1.5), Stretch(8, 2.5)))
+    assert measured.healing_ns(tokens, 50) == round(1000 * factor)
+    assert most_within(measured, 2.0, 50, 64) == 4
 
 
 def carried() -> State:
