@@ -99,7 +99,7 @@ class Decoder:
         return self._normed(x, self.layers[layer].input_norm)
 
     def queries(self, x: Tensor, positions: Sequence[int], layer: int) -> Tensor:
-        """What layer ``layer`` looks for in its keys, turned by the positions, (t, H, D), given the stream before it."""
+        """What layer ``layer`` looks for in its keys, turned by the positions, (t, H, D), given the stream."""
         turned, _ = self._projected(self.layers[layer], x, self._turn(positions))
         return turned[:, : self.shape.heads]
 

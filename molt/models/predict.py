@@ -54,7 +54,8 @@ def scratch_bytes(shape: ModelShape, precision: str) -> int:
       queries, so it stays below the turning.)
 
     A decoded token needs ``SAMPLING_BYTES`` a vocabulary entry at most, which counts where it is more. In bf16,
-    where attention widens the queries, this is an upper bound. Excluded: the cache itself, and what a kernel library keeps per thread.
+    where attention widens the queries, this is an upper bound. Excluded: the cache itself, and what a kernel library
+    keeps per thread.
     """
     chunk = READ_CHUNK_TOKENS
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
