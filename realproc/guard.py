@@ -32,13 +32,13 @@ from molt.units import show_size
 from realproc import cgroup
 from realproc.cgroup import MemoryGroup
 from realproc.control_groups import ControlGroups, read_groups
-from realproc.watchdog import Charge
+from realproc.watchdog import LOOK_S, Charge
 
 GIB = 2**30
 KEEP_FREE_SHARE = 8
 """The machine keeps an eighth: daemons such as earlyoom begin to kill at a tenth."""
 
-WATCHDOG_START_S = 60.0
+WATCHDOG_START_LOOKS = 600
 CLEAR_UP_S = 10.0
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -166,7 +166,8 @@ def start_watchdog(charge: Charge) -> subprocess.Popen[bytes]:
     assert watchdog.stdin is not None, "it has pipes"
     assert watchdog.stdout is not None, "it has pipes"
     watchdog.stdin.write(charge.as_line())
-    ready = select.select([watchdog.stdout], [], [], WATCHDOG_START_S)[0]
+    looks = range(WATCHDOG_START_LOOKS)  # rather than one long one, as a machine may stand still meanwhile
+    ready = any(select.select([watchdog.stdout], [], [], LOOK_S)[0] for _ in looks)
     if not ready or watchdog.stdout.readline() != b"ready\n":
         watchdog.kill()
         raise BreachError("the watchdog of the run did not start")

@@ -21,8 +21,11 @@ from realproc.signals import MS_NS, Meter, Observation, Signal
 SECOND_NS = 1000 * MS_NS
 LOOK_NS = 10 * MS_NS
 ALERT_NS = SECOND_NS
-RATE_MIN_NS, RATE_MAX_NS = 5 * MS_NS, 100 * MS_NS
-"""Observations this far apart give a rate: the kernel counts in batches, and what is old says nothing about now."""
+RATE_MIN_NS, RATE_MAX_NS = 5 * MS_NS, 300 * MS_NS
+"""Observations this far apart give a rate: the kernel counts in batches, and what is old says nothing about now.
+
+The slowest polling, every 100 ms, must find its last observation in there, however late it is.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,11 +41,13 @@ Targets = tuple[tuple[int, int], ...]
 """Pairs of time (ns, strictly rising) and bytes to hold from then on; nothing before the first."""
 
 SECOND_NS = 1_000_000_000
+START_NS = 60 * SECOND_NS
 LOOK_NS = 50_000_000
 """How long a child with nothing to do waits before it looks for its parent and reports again."""
 
 _REPORT = struct.Struct("=qqq")  # smaller than what a pipe takes whole
-_READY = -1
+_NOT_READY = -1
+_CANNOT_ENTER = 2  # exit status
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class Allocator:
     def __init__(self, spec: AllocatorSpec) -> None:
         """Start the child; it holds nothing. ``InputError`` if it cannot enter its group."""
         assert threading.current_thread() is threading.main_thread(), "children die with the thread"
+        self._group = spec.group
         context = multiprocess.get_context("spawn")
         orders, self._orders = context.Pipe(duplex=False)
         self._reports, reports = context.Pipe(duplex=False)
@@ -106,11 +109,11 @@ class Allocator:
         orders.close()
         reports.close()
         os.set_blocking(self._reports.fileno(), False)
-        self._last = Holding(0, _READY, 0)
-        if self._wait(lambda holding: holding.resident_bytes != _READY, 60 * SECOND_NS) is None:
+        self._last = Holding(0, _NOT_READY, 0)
+        if self._wait(lambda holding: holding.resident_bytes != _NOT_READY, START_NS) is None:
+            why = self._why_not()
             self.stop()
-            entering = "" if spec.group is None else f", or could not enter {spec.group}; {cgroup.HINT}"
-            raise InputError(f"an allocator did not start{entering}")
+            raise InputError(f"an allocator did not start: {why}; {cgroup.HINT}")
 
     @property
     def pid(self) -> int:
@@ -157,13 +160,25 @@ class Allocator:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
+    def _why_not(self) -> str:
+        match self._process.exitcode:
+            case None:
+                return f"not ready after {format_duration(START_NS)}"
+            case status if status == _CANNOT_ENTER:
+                return f"cannot enter {self._group}"
+            case status:
+                return f"it ended with status {status}"
+
     def _wait(self, accepted: Callable[[Holding], bool], within_ns: int) -> Holding | None:
-        until_ns = time.monotonic_ns() + within_ns
+        waited_ns = 0
         while not accepted(holding := self.holding()):
-            left_ns = until_ns - time.monotonic_ns()
-            if left_ns <= 0 or not self.alive:
+            if waited_ns >= within_ns or not self.alive:
                 return None
-            select.select([self._reports.fileno()], [], [], min(left_ns, LOOK_NS) / SECOND_NS)
+            begun_ns = time.monotonic_ns()
+            select.select([self._reports.fileno()], [], [], LOOK_NS / SECOND_NS)
+            waited_ns += min(
+                time.monotonic_ns() - begun_ns, 2 * LOOK_NS
+            )  # a machine may stand still meanwhile
         return holding
 
 
@@ -179,7 +194,7 @@ def allocate(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: 
         if spec.group is not None:
             cgroup.join(spec.group)
     except InputError:
-        os._exit(2)  # the parent says why
+        os._exit(_CANNOT_ENTER)  # the parent says so
     os.set_blocking(reports.fileno(), False)
     with contextlib.suppress(EOFError):
         _follow_orders(spec, parent_pid, orders, reports)

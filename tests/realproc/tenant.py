@@ -1,8 +1,8 @@
-"""A tenant with 64 MiB in a group: ``python -m tests.realproc.tenant FOLDER hold|react``.
+"""A tenant with 64 MiB in a group: ``python -m tests.realproc.tenant FOLDER hold|SIGNAL``.
 
-It says ``ready`` when it holds them. The one that reacts gives them back when the usage of the group comes within half
-a second of its limit, and says ``released``. Of all in the group it is the one the kernel would rather kill, as an app
-in the background is.
+It says ``ready`` when it holds them. Woken by a signal, it gives them back when the usage of the group will be at its
+limit within half a second, and says ``released``. Of all in the group it is the one the kernel would rather kill, as an
+app in the background is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from realproc import cgroup, lifeline
 from realproc.cgroup import GroupV1
 from realproc.lookout import SECOND_NS, Lookout, Reaction
 from realproc.resident import MIB, Blocks
-from realproc.signals import Meter, best_signal
+from realproc.signals import SIGNALS, Meter
 
 HELD_BYTES = 64 * MIB
 LIMIT_BYTES = 128 * MIB
@@ -31,10 +31,12 @@ def main(folder: Path, policy: str) -> None:
     group, blocks = GroupV1(folder), Blocks(huge=False)
     while blocks.resident_bytes < HELD_BYTES:
         blocks.grow(MIB)
-    signal = best_signal(group, REACTION.wake_bytes(LIMIT_BYTES, RATE_BYTES_PER_S))
-    lookout = Lookout(signal, Meter.of(group), REACTION)
+    lookout = None
+    if policy != "hold":
+        signal = SIGNALS[policy](group, REACTION.wake_bytes(LIMIT_BYTES, RATE_BYTES_PER_S))
+        lookout = Lookout(signal, Meter.of(group), REACTION)
     print("ready", flush=True)
-    if policy == "react" and lookout.wait(60 * SECOND_NS) is not None:
+    if lookout is not None and lookout.wait(60 * SECOND_NS) is not None:
         while blocks.resident_bytes:
             blocks.shrink()
         print("released", flush=True)

@@ -31,7 +31,7 @@ def seen(at_ms: int, usage_bytes: int) -> Observation:
     return Observation(at_ms * MS_NS, usage_bytes, LIMIT)
 
 
-@given(st.integers(0, 590 * MIB), st.integers(1, 2 * 10**9), st.integers(5, 100))
+@given(st.integers(0, 590 * MIB), st.integers(1, 2 * 10**9), st.integers(5, 300))
 def test_growth_up_to_the_rate_is_met_in_time(start: int, rate: int, step_ms: int) -> None:
     """Whatever grows no faster than the rate that it was told is below ``limit - margin`` when the reaction is over."""
     before = seen(0, start)
@@ -50,6 +50,12 @@ def test_only_growth_between_recent_observations_is_a_rate(first: int, second: i
     recent = RATE_MIN_NS <= apart_ms * MS_NS <= RATE_MAX_NS
     assert (rate > 0) == (recent and (second - first) * SECOND_NS >= apart_ms * MS_NS > 0)
     assert growth([], seen(0, first)) == 0
+
+
+def test_every_polling_sees_growth() -> None:
+    """Even when it comes twice as late as it should."""
+    for late_ms in (10, 100, 20, 200):
+        assert growth([seen(0, 0)], seen(late_ms, late_ms * 1000)) == 10**6
 
 
 def test_full_is_an_alarm_without_any_growth() -> None:

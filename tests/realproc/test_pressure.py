@@ -111,7 +111,7 @@ def test_an_allocator_follows_orders_and_a_trace() -> None:
 
 def test_an_allocator_that_cannot_enter_its_group_says_so(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=rf"did not start, or could not enter {tmp_path}/gone; `molt doctor`"
+        InputError, match=rf"did not start: cannot enter {tmp_path}/gone; `molt doctor`"
     ):
         Allocator(AllocatorSpec(group=tmp_path / "gone"))
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TAKEN_BYTES = 96 * MIB
 
 
-@pytest.mark.parametrize("policy", ["hold", "react"])
+@pytest.mark.parametrize("policy", ["hold", "threshold"])
 def test_a_tenant_under_pressure(real_v1: ControlGroups, policy: str) -> None:
     """In either case the allocator gets what it wants, and the kernel's peak counter has seen the limit kept."""
     with Guard(LIMIT_BYTES, Ceilings(LIMIT_BYTES, keep_free_bytes=64 * MIB), real_v1) as guard:
@@ -48,11 +48,23 @@ def test_a_tenant_under_pressure(real_v1: ControlGroups, policy: str) -> None:
         survived = tenant.poll() is None
         said, _ = tenant.communicate()
     assert (survived, tenant.returncode, reading.kills) == (
-        (True, 0, 0) if policy == "react" else (False, -9, 1)
+        (True, 0, 0) if policy != "hold" else (False, -9, 1)
     )
-    assert said == (b"released\n" if policy == "react" else b"")
+    assert said == (b"released\n" if policy != "hold" else b"")
     assert reading.peak_bytes is not None
-    assert (reading.peak_bytes < LIMIT_BYTES) == (policy == "react")
+    assert (reading.peak_bytes < LIMIT_BYTES) == (policy != "hold")
+
+
+def test_an_allocator_that_was_killed_is_seen(real_groups: ControlGroups) -> None:
+    """Alone in its group, it is the one that the kernel kills; orders to it go nowhere."""
+    with Guard(16 * MIB, Ceilings(16 * MIB, keep_free_bytes=64 * MIB), real_groups) as guard:
+        with Allocator(AllocatorSpec(group=guard.group.folder)) as allocator:
+            allocator.hold(24 * MIB)
+            assert allocator.wait_until_held(24 * MIB, 60 * SECOND_NS) is None
+            assert not allocator.alive
+            allocator.hold(MIB)
+            assert allocator.holding().resident_bytes < 16 * MIB
+        assert guard.group.read().kills == 1
 
 
 def test_v1_pauses_instead_of_killing(real_v1: ControlGroups) -> None:
