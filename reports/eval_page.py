@@ -1,0 +1,176 @@
+"""Publishes tables of ``molt eval``: one JSON becomes a page in ``reports/published``, and rows of the README.
+
+``python -m reports.eval_page FILE ...`` after ``molt eval TABLE LADDER --out FILE``. Nothing is typed: a page is made
+of its JSON alone, and a table of the README, between ``<!-- evaluated: NAME FROM TO -->`` and ``<!-- end -->``, of a
+published JSON (a test makes all of them again and compares).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from molt.errors import InputError
+from molt.kv.tables import show
+from molt.kv.tables.result import Handoff, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
+from molt.units import show_size
+from reports.publish import PUBLISHED, README
+from reports.show import printable
+
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+TITLES: Mapping[str, str] = {
+    "handoff": "The switch, judged",
+    "ablation": "The switch, one dial at a time",
+    "drift": "Switch after switch",
+    "residuals": "What the maps leave unexplained",
+    "switch-cost": "What a switch costs",
+}
+README_ROWS = (
+    "own cache (floor)",
+    "full mechanism",
+    "no islands: the map alone",
+    "no map: islands alone",
+    "last 32 tokens only, native",
+    "another document's cache",
+    "no history",
+)
+
+
+def name_of(table: Table) -> str:
+    """What its files are called."""
+    return f"{table.table}-{table.origin.ladder}"
+
+
+def page(table: Table) -> str:
+    """The page of a table, as Markdown."""
+    meaning, _, _ = show.note(table).partition("\n\n")
+    name = name_of(table)
+    grids = [
+        {"title": grid.title, "note": grid.note, "table": show.markdown(grid)} for grid in show.grids(table)
+    ]
+    rendered = _template().render(
+        title=f"{TITLES[table.table]}: {table.origin.ladder}",
+        introduction=f"Made by `{table.origin.command}`; the figures are in [{name}.json]({name}.json).",
+        grids=grids,
+        meaning=meaning,
+        facts=_facts(table),
+    )
+    return printable(rendered)
+
+
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=False,  # noqa: S701 (Markdown; names of rungs and ladders are words)
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("tables.md.j2")
+
+
+def _facts(table: Table) -> dict[str, str]:
+    origin: Origin = table.origin
+    machine = {**origin.machine, "memory_bytes": show_size(int(origin.machine.get("memory_bytes") or 0))}
+    facts = {
+        "command": f"`{origin.command}`",
+        "commit": origin.commit,
+        "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes']}, {machine['system']}",
+        "threads": str(origin.threads),
+        "versions": ", ".join(f"{name} {version}" for name, version in origin.versions.items()),
+        "seed": str(origin.seed),
+        "islands": f"first {table.islands[0]}, last {table.islands[1]} tokens read natively",
+    }
+    if not isinstance(table, SwitchCost):
+        facts["documents"] = (
+            f"{len(table.texts.documents)} ({table.texts.source}), sha256 {table.texts.sha256}"
+        )
+    return facts
+
+
+def publish(paths: Sequence[Path], published: Path = PUBLISHED) -> list[str]:
+    """Put the JSON and the page of every table into ``published``; returns their names.
+
+    Tables of one kind and ladder that were made one route at a time become one.
+    """
+    tables: dict[str, list[Table]] = {}
+    for path in paths:
+        table = read(path)
+        tables.setdefault(name_of(table), []).append(table)
+    published.mkdir(exist_ok=True)
+    for name, parts in tables.items():
+        table = joined(parts)
+        (published / f"{name}.json").write_text(to_json(table), encoding="utf-8", newline="\n")
+        (published / f"{name}.md").write_text(page(table), encoding="utf-8", newline="\n")
+    return list(tables)
+
+
+def readme_table(table: Handoff, source: str, dest: str) -> str:
+    """The main rows of one route as a Markdown table, and a line on what it was made from."""
+    route = next(one for one in table.routes if (one.source, one.dest) == (source, dest))
+    return f"{show.markdown(_short(route))}\n\n{show.setting(table.texts)}"
+
+
+def _short(route: RouteTable) -> show.Grid:
+    rows = []
+    for row in route.rows:
+        if not row.name.startswith(README_ROWS):
+            continue
+        of, cost = row.columns, row.cost
+        rows.append(
+            (
+                row.name,
+                show.nats(of["kl"].mean),
+                show.nats(of["kl"].tail),
+                f"{of['top1'].mean:.2f}",
+                f"{show.percent(of['recovered'].mean)} %",
+                show.ABSENT if cost is None else f"{100 * (1 - cost.flops / route.reread_flops):.0f} %",
+            )
+        )
+    headers = (
+        f"cache given to {route.dest}",
+        "KL, mean",
+        "KL, p95",
+        "top-1",
+        "recovered context",
+        "FLOPs saved",
+    )
+    return show.Grid("", "", headers, tuple(rows))
+
+
+def with_tables(readme: str, published: Path = PUBLISHED) -> str:
+    """The README with every table of ``molt eval`` in it made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, source, dest = match[1], match[2], match[3]
+        table = read(published / f"{name}.json")
+        assert isinstance(table, Handoff), f"{name} is not a handoff table"
+        made = readme_table(table, source, dest)
+        return f"<!-- evaluated: {name} {source} {dest} -->\n{made}\n<!-- end -->"
+
+    pattern = r"<!-- evaluated: (\S+) (\S+) (\S+) -->\n.*?<!-- end -->"
+    return re.sub(pattern, fill, readme, flags=re.DOTALL)
+
+
+def main(arguments: list[str]) -> int:
+    """Publish the files given."""
+    if not arguments:
+        print("usage: python -m reports.eval_page FILE ...", file=sys.stderr)
+        return 2
+    try:
+        for name in publish([Path(path) for path in arguments]):
+            print(f"{name}: published", file=sys.stderr)
+    except InputError as error:
+        print(f"molt: {error}", file=sys.stderr)
+        return 2
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
