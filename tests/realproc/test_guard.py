@@ -88,7 +88,9 @@ def test_nothing_is_left(real_groups: ControlGroups, end: str) -> None:
             os.killpg(small.pid, signal.SIGKILL)
         case "terminate":
             small.terminate()
-    small.communicate()
+    small.wait()  # not for the end of its output, which a survivor would hold open
+    assert small.stdout is not None
+    small.stdout.close()
     assert small.returncode == {
         "ctrl-c": -signal.SIGINT,
         "terminate": -signal.SIGTERM,

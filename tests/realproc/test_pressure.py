@@ -110,9 +110,7 @@ def test_an_allocator_follows_orders_and_a_trace() -> None:
 
 
 def test_an_allocator_that_cannot_enter_its_group_says_so(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=rf"did not start: cannot enter {tmp_path}/gone; `molt doctor`"
-    ):
+    with pytest.raises(InputError, match=rf"did not start: cannot enter {tmp_path}/gone; `molt doctor`"):
         Allocator(AllocatorSpec(group=tmp_path / "gone"))
 
 
@@ -125,5 +123,6 @@ def test_an_allocator_dies_with_its_parent() -> None:
     pid = int(parent.stdout.readline())
     assert psutil.pid_exists(pid)
     os.kill(parent.pid, 9)
-    parent.communicate()
+    parent.wait()
+    parent.stdout.close()
     until_gone([pid])
