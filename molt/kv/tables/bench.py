@@ -78,6 +78,7 @@ class Bench:
     kept: dict[object, object] = field(default_factory=dict)
     _rungs: dict[str, Resident] = field(default_factory=dict)
     _maps: dict[tuple[str, str], KVMap] = field(default_factory=dict)
+    _cards: dict[tuple[str, str], MapCard] = field(default_factory=dict)
 
     def rung(self, name: str) -> Resident:
         """A rung in memory."""
@@ -91,6 +92,7 @@ class Bench:
         """The map of a projecting route, in memory."""
         pair = self._pair(route)
         if pair not in self._maps:
+            self._cards[pair] = map_file.read_card(self.spec.maps[pair])
             self._maps[pair] = self.load_map(route)
         return self._maps[pair]
 
@@ -108,8 +110,9 @@ class Bench:
         return map_file.load(self.spec.maps[self._pair(route)], binding)
 
     def card(self, route: Route) -> MapCard:
-        """The card of the map of a projecting route."""
-        return map_file.read_card(self.spec.maps[self._pair(route)])
+        """The card of the map of a projecting route, as it was when the map was brought in."""
+        self.kv_map(route)
+        return self._cards[self._pair(route)]
 
     def full_precision(self, route: Route) -> str:
         """Of two rungs with the same weights, the one at the higher precision."""
