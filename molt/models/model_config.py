@@ -154,9 +154,9 @@ def read_shape(folder: Path) -> ModelShape:
     config = read_config(folder)
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
-        reason = REFUSED.get(str(model_type), "is not supported")
+        why = REFUSED.get(str(model_type), "is not supported")
         supported = ", ".join(FAMILIES)
-        raise LadderError(f"{path}: model_type: {show(model_type)} {reason}; supported: {supported}")
+        raise LadderError(f"{path}: model_type: {show(model_type)} {why}; supported: {supported}")
     try:
         fields = validate(_Fields, config, path)
     except InputError as error:
