@@ -193,3 +193,11 @@ def doctor(
     from realproc.doctor import command
 
     command(json_output)
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def fuzz(context: typer.Context) -> None:
+    """Run random worlds with faults and hold the policies to their promises."""
+    from sim.fuzz import command
+
+    _single(command)(context.args, prog_name="molt fuzz")
