@@ -21,7 +21,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from molt import provenance
-from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost, Stretch
+from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost, Stretch
 from molt.core.healing import CHUNKS as healing_chunks
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.engine.protocol import Engine, Request
@@ -30,19 +30,14 @@ from molt.log import plain
 from molt.models.ladder_file import resolve
 
 REPEATS = 5
-SLOW_REPEATS = 3
+REPEATS_MIN = 2
+MEASURING_S = 5.0
 DECODES = 20
 CONTEXTS = (0, 128, 512, 1024)
 CHUNKS = (8, 32, 128)
 MEASURED_TOKENS = REPEATS * sum(CHUNKS) + DECODES
 CELLS = (64, 256, 1024)
 HEALING_CELLS = 1024
-JUDGED_CELLS = (128, 512)
-JUDGED_NATIVE = (0, 16, 64, 256)
-JUDGED_TEXTS = 8
-JUDGED_TEXTS_MIN = 2
-JUDGING_S = 60
-"""After so long no further text is judged at one length: a large ladder takes seconds for each."""
 
 Sample = tuple[int, int, float]
 """Tokens, context, nanoseconds."""
@@ -55,9 +50,11 @@ def calibrate(name: str, out: Path) -> CostModel:
     the documents that ship with pico and were held out from everything.
     """
     from molt.engine.real import RealEngine  # torch
+    from molt.kv.tables.bench import Bench
     from molt.models.pico.corpus import shipped_documents
+    from realproc.divergence import divergences as judged
 
-    begin_ns = time.perf_counter_ns()
+    begin_ns, console = time.perf_counter_ns(), Console(stderr=True)
     spec = resolve(name)
     if out.is_dir() or not out.parent.is_dir():
         raise InputError(f"{out}: cannot be written: {'is a folder' if out.is_dir() else 'no such folder'}")
@@ -65,16 +62,18 @@ def calibrate(name: str, out: Path) -> CostModel:
     ladder = spec.ladder
     rungs = {
         rung.name: replace(_rung(engine, ladder, rung.name), healing=_healing(engine, ladder, rung.name))
-        for rung in track(ladder.rungs, "rungs", console=Console(stderr=True))
+        for rung in track(ladder.rungs, "rungs", console=console)
     }
     disk = _disk(engine, ladder)
-    judge = RealEngine(spec, measure_handoff=True)
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
-    texts = [tuple(tokenizer.encode(text).ids) for _, text in shipped_documents()]
+    texts = [tokenizer.encode(text).ids for _, text in shipped_documents()]
+    carried = [route for route in ladder.routes if route.kind is not RouteKind.REREAD]
+    switches = [_switch(engine, ladder, route) for route in track(carried, "switches", console=console)]
+    bench = Bench(spec)
+    divergences = [tuple(judged(bench, route, texts)) for route in track(carried, "quality", console=console)]
     routes = {
-        f"{route.source}->{route.dest}": _route(engine, judge, ladder, route, texts)
-        for route in track(ladder.routes, "routes", console=Console(stderr=True))
-        if route.kind is not RouteKind.REREAD
+        f"{route.source}->{route.dest}": RouteCosts(switch, quality)
+        for route, switch, quality in zip(carried, switches, divergences, strict=True)
     }
     costs = CostModel(
         machine=str(provenance.machine()["processor"]),
@@ -188,58 +187,31 @@ def _generation(engine: Engine, rung: str, prompt_ids: tuple[int, ...]) -> Itera
         engine.finish("calibration")
 
 
-def _route(
-    engine: Engine, judge: Engine, ladder: Ladder, route: Route, texts: list[tuple[int, ...]]
-) -> RouteCosts:
+def _switch(engine: Engine, ladder: Ladder, route: Route) -> StepCost:
     engine.load(route.source)
     engine.load(route.dest)
     lengths = [cells for cells in CELLS if cells + 128 <= ladder.rung(route.dest).max_positions]
     samples = [(cells, 0, _median_ns(_switching(engine, route, cells))) for cells in lengths]
     engine.release(route.source)
     engine.release(route.dest)
-    return RouteCosts(fit_step(samples), tuple(_divergences(judge, route, texts)))
+    return fit_step(samples)
 
 
 def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
-    for _ in range(REPEATS if cells < CELLS[-1] else SLOW_REPEATS):
+    for _ in range(REPEATS):
         with _generation(engine, route.source, _made_up(cells + 1)) as tenant:
             engine.read(tenant, cells, 128)
             yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)
 
 
-def _divergences(judge: Engine, route: Route, texts: list[tuple[int, ...]]) -> Iterator[Divergence]:
-    judge.load(route.source)
-    judge.load(route.dest)
-    for cells in JUDGED_CELLS:
-        dial = [native for native in JUDGED_NATIVE if native < cells]
-        kls: dict[int, list[float]] = {
-            native: [] for native in (dial if route.kind is RouteKind.PROJECT else [0])
-        }
-        begin = time.monotonic()
-        for text in [text[: cells + 1] for text in texts if len(text) > cells][:JUDGED_TEXTS]:
-            for native, found in kls.items():
-                found.append(_judged(judge, route, text, native))
-            if time.monotonic() - begin > JUDGING_S and len(found) >= JUDGED_TEXTS_MIN:
-                break
-        yield from (
-            Divergence(cells, native, statistics.fmean(found)) for native, found in kls.items() if found
-        )
-    judge.release(route.source)
-    judge.release(route.dest)
-
-
-def _judged(judge: Engine, route: Route, text: tuple[int, ...], native: int) -> float:
-    """KL of a switch after all but the last token of a text."""
-    cells = len(text) - 1
-    with _generation(judge, route.source, text) as tenant:
-        judge.read(tenant, cells, 128)
-        handoff = judge.switch(tenant, route.dest, route.kind, cells + 64, native)
-    assert handoff is not None, "an engine that measures was asked to"
-    return handoff.kl
-
-
 def _median_ns(works: Iterable[Callable[[], object]]) -> float:
-    return statistics.median(_elapsed_ns(work) for work in works)
+    """Median of the works' times; of works that take long, together with their preparation, the first two do."""
+    begin, times = time.monotonic(), []
+    for work in works:
+        times.append(_elapsed_ns(work))
+        if len(times) >= REPEATS_MIN and time.monotonic() - begin > MEASURING_S:
+            break
+    return statistics.median(times)
 
 
 def _elapsed_ns(work: Callable[[], object]) -> int:
