@@ -655,7 +655,7 @@ class World:
     def _chunks(self, remaining_ns: int) -> Generator[simpy.Event, Any, int]:
         """Let work of ``remaining_ns`` go on to the first chunk boundary at which something has happened."""
         gap_ns = self._env.peek() - self._now_ns
-        whole = remaining_ns if gap_ns >= remaining_ns else (int(gap_ns) // CHUNK_NS + 1) * CHUNK_NS
+        whole = remaining_ns if gap_ns >= remaining_ns else max(1, -(-int(gap_ns) // CHUNK_NS)) * CHUNK_NS
         stretch_ns = min(remaining_ns, whole)
         yield self._env.timeout(stretch_ns)
         return stretch_ns
