@@ -5,7 +5,8 @@ A checker returns ``None`` where all is well, else what is wrong; its name is th
 
 from __future__ import annotations
 
-from molt.core.budget import cache_bytes, floor_bytes, reserved_bytes
+from molt.core.bound import usage_bytes_max
+from molt.core.budget import cache_bytes, reserved_bytes
 from molt.core.ladder import Ladder
 from molt.core.state import Phase, State
 from molt.core.view import Policy
@@ -47,11 +48,18 @@ def true_overshoot_is_bounded(state: State, ladder: Ladder, policy: Policy, memo
     """After enforcement, what is really allocated exceeds the budget by at most what the floor does."""
     if "bounded_overshoot" not in policy.promises:
         return None
-    bound = max(state.budget_bytes, floor_bytes(state, ladder, policy.floor_cells))
+    bound = usage_bytes_max(state, ladder, policy)
     return None if memory.usage_bytes <= bound else f"usage {memory.usage_bytes} exceeds {bound} bytes"
 
 
+def parts_sum_to_usage(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+    """The parts of memory add up to the usage."""
+    parts = sum(sum(owners.values()) for owners in memory.parts.values())
+    return None if parts == memory.usage_bytes else f"parts of {parts} bytes, usage {memory.usage_bytes}"
+
+
 CHECKERS = (
+    parts_sum_to_usage,
     rungs_are_as_believed,
     caches_are_as_believed,
     switches_keep_to_their_reservation,

@@ -7,11 +7,13 @@ Sizes are bytes, durations and times nanoseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
 from molt import units
 from molt.core.events import TenantKind
+from molt.policies.molt import Molt
 from molt.scenario import (
     HardwareDocument,
     PolicySpec,
@@ -200,3 +202,76 @@ def worlds(draw: st.DrawFn) -> ResolvedScenario:
     return small.scenario(
         budgets, tenants, horizon_ns=horizon_ns, kill_after_ns=draw(st.integers(300, 2000)) * small.MS
     )
+
+
+def untied(on: ResolvedScenario) -> ResolvedScenario:
+    """The same scenario a few nanoseconds off, so that nothing from outside happens exactly when a step ends.
+
+    Which of two things comes first that happen in the same nanosecond is nobody's rule.
+    """
+    return replace(
+        on,
+        budgets=tuple(
+            (at_ns + 10 * (2 * index + 1) if at_ns else 0, budget)
+            for index, (at_ns, budget) in enumerate(on.budgets)
+        ),
+        tenants=tuple(
+            replace(tenant, arrives_ns=tenant.arrives_ns + 20 * (index + 1) + 1)
+            for index, tenant in enumerate(on.tenants)
+        ),
+        horizon_ns=on.horizon_ns + 7,
+        kill_after_ns=on.kill_after_ns + 3,
+    )
+
+
+# --- what may happen to a scheduler ---
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChoice:
+    """A budget relative to what is going on: ``anchor`` plus ``offset_bytes``."""
+
+    anchor: str
+    offset_bytes: int
+
+
+budget_choices = st.builds(
+    BudgetChoice,
+    st.sampled_from(("usage", "peak", "bottom", "caches", "now")),
+    st.sampled_from((-1, 0, 1, -(1 << 16), 1 << 16, -(1 << 20), 1 << 20, -(3 << 20), 8 << 20, 24 << 20)),
+) | st.builds(
+    BudgetChoice,
+    st.just("nothing"),
+    st.sampled_from(
+        (64 << 20, 40 << 20, 24 << 20, 14 << 20, 10 << 20, 6 << 20, 3 << 20, 1 << 20, 1 << 16, 1)
+    ),
+)
+"""Budgets at the edges of what is used, what is reserved, what everybody needs on the smallest rung, and anywhere."""
+
+molt_policies = st.builds(
+    Molt,
+    cooldown_ns=st.sampled_from((0, 300_000_000, SECOND_NS, 2 * SECOND_NS)),
+    margin=st.sampled_from((0.0, 0.05, 0.2)),
+    min_cells=st.sampled_from((8, 32)),
+    heal_tokens=st.sampled_from((0, 8, 32)),
+    native_tokens=st.sampled_from((0, 16)),
+    stall_ns=st.sampled_from((0, 200_000_000)),
+    spill_within_ns=st.sampled_from((100_000_000, 1_000_000, 0)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A request that may come in."""
+
+    kind: TenantKind
+    prompt_tokens: int
+    max_tokens: int
+
+
+newcomers = st.builds(
+    Newcomer,
+    st.sampled_from(TenantKind),
+    st.sampled_from((300, 60, 900, 9, 2, 1)),
+    st.sampled_from((60, 120, 20, 2)),
+)

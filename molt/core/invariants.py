@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from molt.core.budget import floor_bytes, peak_bytes, usage_bytes
+from molt.core.bound import usage_bytes_max
+from molt.core.budget import peak_bytes, usage_bytes
 from molt.core.ladder import Ladder
 from molt.core.state import Phase, State
 from molt.core.view import Policy
@@ -26,7 +27,7 @@ def overshoot_is_bounded(state: State, ladder: Ladder, policy: Policy) -> str | 
     if "bounded_overshoot" not in policy.promises:
         return None
     usage = usage_bytes(state, ladder)
-    bound = max(state.budget_bytes, floor_bytes(state, ladder, policy.floor_cells))
+    bound = usage_bytes_max(state, ladder, policy)
     return f"usage {usage} exceeds the bound of {bound} bytes" if usage > bound else None
 
 
@@ -64,6 +65,23 @@ def phases_are_consistent(state: State, ladder: Ladder, policy: Policy) -> str |
     return None
 
 
+def answers_have_room(state: State, ladder: Ladder, policy: Policy) -> str | None:
+    """Whoever runs has room for the whole answer, so that tokens never change memory."""
+    for tenant in state.tenants.values():
+        runs = tenant.phase is Phase.ACTIVE and not tenant.switching
+        if runs and tenant.capacity < tenant.full_capacity:
+            return f"tenant {tenant.name!r} has room for {tenant.capacity} of {tenant.full_capacity} cells"
+    return None
+
+
+def settled_cells_are_cells(state: State, ladder: Ladder, policy: Policy) -> str | None:
+    """No more cells are exact than there are."""
+    for tenant in state.tenants.values():
+        if not 0 <= tenant.settled <= tenant.cells:
+            return f"tenant {tenant.name!r} has {tenant.settled} settled of {tenant.cells} cells"
+    return None
+
+
 def rungs_are_one_thing(state: State, ladder: Ladder, policy: Policy) -> str | None:
     """A rung is resident or loading or neither, never both."""
     both = state.resident & state.loading
@@ -77,6 +95,8 @@ INVARIANTS: tuple[Invariant, ...] = (
     transients_are_reserved,
     caches_are_consistent,
     phases_are_consistent,
+    answers_have_room,
+    settled_cells_are_cells,
     rungs_are_one_thing,
 )
 
