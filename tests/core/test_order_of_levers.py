@@ -1,0 +1,27 @@
+"""Levers in order of harm: cases that broke it."""
+
+from __future__ import annotations
+
+import pytest
+
+from molt.core.events import TenantKind
+from molt.plugins import make_policy
+from tests import small
+from tests.small import LADDER, S
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="molt parks from the end of its list of claims, so a newcomer that waits takes a batch tenant out with it",
+)
+def test_nobody_is_parked_for_a_person_who_waits_all_the_same() -> None:
+    """Two run; a person comes who would fit beside neither. Both go on, since parking one helps nobody."""
+    budget = round((LADDER.bottom.resident_bytes + LADDER.bottom.kv_bytes(599 + 499)) / 0.94)
+    tenants = [
+        small.tenant("first", prompt_tokens=200, max_tokens=400),
+        small.tenant("digest", TenantKind.BATCH, prompt_tokens=200, max_tokens=300, arrives_ns=1),
+        small.tenant("second", prompt_tokens=500, max_tokens=300, arrives_ns=S // 2),
+    ]
+    ran = small.simulate(make_policy("molt", {}), small.scenario([(0, budget)], tenants, horizon_ns=200 * S))
+    assert [r["tenant"] for r in ran.of("Defer")] == ["second"]
+    assert ran.of("Park") == []
