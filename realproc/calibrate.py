@@ -164,6 +164,7 @@ def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sa
     The context grows meanwhile: each median stands at the middle of its own stretch.
     """
     prompt = _made_up(context + REPEATS * sum(CHUNKS) + 1)
+    done = 0
     with _generation(engine, rung, prompt) as tenant:
 
         def read(tokens: int, chunk: int) -> None:
@@ -171,7 +172,6 @@ def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sa
             engine.read(tenant, tokens, chunk)
             done += tokens
 
-        done = 0
         if context:
             read(context, CHUNKS[-1])
         reads: list[Sample] = []
