@@ -3,7 +3,7 @@
 Reading calibration text is most of what a fit costs, and matrices are most of that; processors with bfloat16
 matrix units do them several times faster. Everything that is not a product of matrices stays as it is: the
 residual stream, norms, RoPE, attention, and the addition of key biases, which are so large in some models
-that a bfloat16 key would lose its content. docs/kv-maps.md has what it changes.
+that the step of a bfloat16 number is no longer small beside what a key says.
 """
 
 from __future__ import annotations

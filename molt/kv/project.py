@@ -8,7 +8,7 @@ module puts the map between the two rotations.
 
 A map comes in one of two forms. In *float32* it takes the features as they are. In *whole numbers* it takes
 standardised ones, rounded to bfloat16, and its weights are whole numbers up to 127 times a scale per output:
-half the memory, and one to two orders of magnitude faster on a processor with bfloat16 matrix units. Products
+half the memory, and several times faster on a processor with bfloat16 matrix units. Products
 of such features and weights are exact, so what is rounded is the features (by at most 1 part in 256 of their
 distance from the mean) and the sum.
 """
