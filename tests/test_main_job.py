@@ -67,7 +67,7 @@ def test_the_scenarios_of_the_published_models_run(name: str, tmp_path: Path) ->
     assert outcome.violations == []
     assert of(hold, "ProcessKilled")
     assert not of(molt, "ProcessKilled")
-    assert {record["dest"] for record in of(molt, "Switched")} == {"tier0", "tier1", "tier2"}
+    assert {record["rung"] for record in of(molt, "TokensProduced")} == {"tier0", "tier1", "tier2"}
 
 
 @pytest.fixture(scope="module", params=SHIPPED)

@@ -14,7 +14,9 @@ from molt.core.state import Phase, State, Tenant
 
 TURN_TOKENS = 8
 READ_CHUNKS = (128, 64, 32, 16, 8)
-"""Tokens read in one step: the most that stay within ``STEP_NS_MAX``, the fewest where none do."""
+"""Tokens read in one step: the most that stay within ``STEP_NS_MAX``, or within ``SLOW_STEP`` times what the fewest
+take, where that is longer: on a slow rung tiny chunks would gain little time and read several times slower."""
+SLOW_STEP = 1.5
 STEP_NS_MAX = 250_000_000
 """A step is a time in which nobody reacts to the OS."""
 
@@ -132,5 +134,5 @@ def _turn_left(tenant: Tenant, state: State) -> int:
 
 
 def _chunk(cost: StepCost) -> int:
-    fitting = (tokens for tokens in READ_CHUNKS if cost.ns(tokens, 0) <= STEP_NS_MAX)
-    return next(fitting, READ_CHUNKS[-1])
+    longest_ns = max(STEP_NS_MAX, SLOW_STEP * cost.ns(READ_CHUNKS[-1], 0))
+    return next(tokens for tokens in READ_CHUNKS if cost.ns(tokens, 0) <= longest_ns)
