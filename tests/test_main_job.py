@@ -278,7 +278,9 @@ def test_bad_input_is_one_line_and_status_2(
 
 
 def test_a_device_too_slow_to_react_is_warned_about(tmp_path: Path) -> None:
-    text = (SCENARIOS / "below_floor.yaml").read_text(encoding="utf-8").replace("slowdown: 10", "slowdown: 100")
+    text = (
+        (SCENARIOS / "below_floor.yaml").read_text(encoding="utf-8").replace("slowdown: 10", "slowdown: 100")
+    )
     (tmp_path / "slow.yaml").write_text(text, encoding="utf-8")
     (tmp_path / "prompts").symlink_to(SCENARIOS / "prompts")
     slow = command("slow.yaml", "--engine", "modelled", "--out", "slow", cwd=tmp_path)
