@@ -24,7 +24,15 @@ from typing import Protocol
 
 from molt.errors import InputError
 from realproc import control_groups
-from realproc.control_groups import ControlGroups, Version, as_count, read_count, read_text
+from realproc.control_groups import (
+    ControlGroups,
+    Version,
+    as_count,
+    limits_children,
+    read_count,
+    read_text,
+    write,
+)
 
 HINT = "`molt doctor` shows what this machine offers and how to get one"
 REMOVAL_POLL_S = 0.005
@@ -205,9 +213,7 @@ def places(groups: ControlGroups, name: str) -> tuple[Path, ...]:
     A v2 group limits its children only where ``cgroup.subtree_control`` hands the controller down.
     """
     return tuple(
-        Path(folder) / name
-        for folder in groups.memory_folders
-        if groups.memory == "v1" or "memory" in _words(Path(folder) / "cgroup.subtree_control")
+        Path(folder) / name for folder in groups.memory_folders if limits_children(groups, Path(folder))
     )
 
 
@@ -273,17 +279,6 @@ def remove(folder: Path, within_s: float = 5.0) -> bool:
             return False
         time.sleep(REMOVAL_POLL_S)
     return True
-
-
-def write(file: Path, text: str) -> None:
-    """Write to a file of the kernel's; never makes one. Raises ``OSError`` that names it."""
-    handle = os.open(file, os.O_WRONLY | os.O_TRUNC)
-    try:
-        os.write(handle, text.encode())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(file)) from None
-    finally:
-        os.close(handle)
 
 
 # --- details ---

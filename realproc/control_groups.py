@@ -90,16 +90,18 @@ def try_limit(groups: ControlGroups) -> LimitTrial:
     limit_file = "memory.max" if groups.memory == "v2" else "memory.limit_in_bytes"
     refused, kept = [], []
     for folder in map(Path, groups.memory_folders):
-        if (
-            groups.memory == "v2"
-            and "memory" not in (read_text(folder / "cgroup.subtree_control") or "").split()
-        ):
+        if not limits_children(groups, folder):
             kept.append(f"{folder}: does not hand the memory controller down")
         elif reason := _refusal(folder, limit_file):
             refused.append(f"{folder}: {reason}")
         else:
             return LimitTrial(True, str(folder))
     return LimitTrial(False, (refused + kept)[0])
+
+
+def limits_children(groups: ControlGroups, folder: Path) -> bool:
+    """Whether groups below ``folder`` get the memory controller: in v2, where ``cgroup.subtree_control`` says so."""
+    return groups.memory == "v1" or "memory" in (read_text(folder / "cgroup.subtree_control") or "").split()
 
 
 def read_text(path: Path) -> str | None:
@@ -152,9 +154,16 @@ def remove_group(folder: Path) -> None:
 
 def set_limit(file: Path) -> None:
     """Write the trial's limit to a file that must be there."""
-    handle = os.open(file, os.O_WRONLY)  # no O_CREAT: only a kernel's file is a limit
+    write(file, str(TRIAL_LIMIT_BYTES))
+
+
+def write(file: Path, text: str) -> None:
+    """Write to a file of the kernel's; never makes one. Raises ``OSError`` that names it."""
+    handle = os.open(file, os.O_WRONLY | os.O_TRUNC)
     try:
-        os.write(handle, str(TRIAL_LIMIT_BYTES).encode())
+        os.write(handle, text.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
     finally:
         os.close(handle)
 

@@ -29,10 +29,10 @@ from rich.progress import track
 from tabulate import tabulate
 
 from molt import provenance
+from molt.core.bound import reaction_ns_max
 from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost
 from molt.core.events import TenantKind
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
-from molt.core.turns import step_ns_max
 from molt.core.view import Policy
 from molt.engine.protocol import Request
 from molt.errors import InputError
@@ -41,9 +41,10 @@ from molt.policies.molt import Molt
 from molt.policies.restart import Restart
 from molt.scenario import ResolvedScenario, ResolvedTenant
 from sim.faults import Faults, FaultyEngine
-from sim.world import CHUNK_NS, World
+from sim.world import World
 
 MIB = 1 << 20
+POSITIONS = 8192
 MS = 1_000_000
 S = 1_000_000_000
 HOURS_MEAN = 9
@@ -160,7 +161,7 @@ def make_case(seed: int) -> Case:
         ladder=ladder.name,
         seed=seed,
         horizon_ns=horizon_ns,
-        kill_after_ns=_reaction_ns(ladder, costs, policy) + late_ns + random.randint(100, 2000) * MS,
+        kill_after_ns=reaction_ns_max(costs, POSITIONS, policy) + late_ns + random.randint(100, 2000) * MS,
         budgets=tuple(_budgets(random, ladder, busy, horizon_ns, tenants)),
         tenants=tenants,
         policies=(),
@@ -189,7 +190,7 @@ def _ladder(random: Random) -> Ladder:
                 weight_bytes=size,
                 scratch_bytes=random.randint(0, 1 + size // 20),
                 kv=before.kv if before and is_twin else layout,
-                max_positions=8192,
+                max_positions=POSITIONS,
             )
         )
         size = round(size * random.uniform(0.2, 0.7))
@@ -283,15 +284,6 @@ def _budgets(
         size = (low, high)[number % 2] if style == "oscillation" else random.choice(anchors)
         yield at_ns, max(1, round(size * random.uniform(0.3, 1.7)))
     yield max(times) + S, plenty
-
-
-def _reaction_ns(ladder: Ladder, costs: CostModel, policy: Policy) -> int:
-    """The longest a policy that reacts at once can be over the budget: a step to its end, every release, the disk."""
-    step_ns = max(step_ns_max(costs.rungs[rung.name], rung.max_positions) for rung in ladder.rungs)
-    healing = policy.heal_stretch if isinstance(policy, Molt) else 1.0
-    releases_ns = sum(rung.release_ns for rung in costs.rungs.values())
-    spill_ns = policy.spill_within_ns if isinstance(policy, Molt) else 0
-    return max(round(step_ns * healing), CHUNK_NS) + 2 * (releases_ns + spill_ns)
 
 
 # --- running one

@@ -22,6 +22,7 @@ import simpy
 from molt.conductor import Conductor
 from molt.core import decisions as d
 from molt.core import events as e
+from molt.core.bound import CHUNK_NS_MAX
 from molt.core.costs import CostModel
 from molt.core.healing import chunk, settled_after
 from molt.core.invariants import violations
@@ -35,9 +36,6 @@ from molt.log import Log
 from molt.scenario import ResolvedScenario, ResolvedTenant
 from sim.checkers import disagreements
 from sim.memory import Memory, OutOfMemoryKiller
-
-CHUNK_NS = 50_000_000
-"""Longest stretch of a load or a switch between two boundaries."""
 
 Wait = Generator[simpy.Event, Any, None]
 
@@ -499,7 +497,7 @@ class World:
             yield self._env.timeout(total_ns)
             done_ns = total_ns
         else:
-            stretch_ns = min(CHUNK_NS, total_ns - done_ns) if step.aside else total_ns - done_ns
+            stretch_ns = min(CHUNK_NS_MAX, total_ns - done_ns) if step.aside else total_ns - done_ns
             done_ns += yield from self._chunks(stretch_ns)
         self._loads[rung] = (done_ns, seq)
         if done_ns < total_ns:
@@ -655,7 +653,9 @@ class World:
     def _chunks(self, remaining_ns: int) -> Generator[simpy.Event, Any, int]:
         """Let work of ``remaining_ns`` go on to the first chunk boundary at which something has happened."""
         gap_ns = self._env.peek() - self._now_ns
-        whole = remaining_ns if gap_ns >= remaining_ns else max(1, -(-int(gap_ns) // CHUNK_NS)) * CHUNK_NS
+        whole = (
+            remaining_ns if gap_ns >= remaining_ns else max(1, -(-int(gap_ns) // CHUNK_NS_MAX)) * CHUNK_NS_MAX
+        )
         stretch_ns = min(remaining_ns, whole)
         yield self._env.timeout(stretch_ns)
         return stretch_ns

@@ -35,15 +35,15 @@ from molt.kv import map_file
 from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import Yardstick, judge, yardstick
 from molt.kv.heal import step as heal_step
-from molt.kv.map_file import Binding, MapRefused, file_sha256
+from molt.kv.map_file import MapRefused, binding
 from molt.kv.project import KVMap
-from molt.kv.resident import NotFinite, Resident
+from molt.kv.resident import NotFinite, Resident, as_resident
 from molt.kv.spill import Spilled, restore, spill
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import CPU, load
 from molt.models.rope import rope_of
-from molt.models.weights_file import read_json, weights_sha256
+from molt.models.weights_file import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,16 +298,11 @@ class RealEngine:
         return logits
 
     def _bring_in(self, rung: str) -> _Loaded:
-        spec, numbers = self._rungs[rung], self._spec.ladder.rung(rung)
-        loaded = load(spec, self._device)
-        resident = Resident(
-            decoder=loaded.decoder,
-            layout=numbers.kv,
-            max_positions=numbers.max_positions,
-            vocabulary=self._spec.vocabulary,
-        )
+        folder = self._rungs[rung].folder
+        loaded = load(self._rungs[rung], self._device)
+        resident = as_resident(loaded.decoder, self._spec, rung)
         memory = (lambda: None) if loaded.arena is None else loaded.arena.watch()
-        return _Loaded(resident, loaded.weight_bytes, memory, end_tokens(spec.folder))
+        return _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
 
     def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
         return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity, self._device)
@@ -321,19 +316,9 @@ class RealEngine:
                 f"no map from {pair[0]} to {pair[1]}; fit one with: molt fit {self._spec.ladder.name}"
             )
         try:
-            return map_file.load(path, self._binding(source, dest))
+            return map_file.load(path, binding(self._spec, source, dest))
         except MapRefused as refusal:
             raise SwitchError(str(refusal)) from refusal
-
-    def _binding(self, source: str, dest: str) -> Binding:
-        return Binding(
-            source=self._spec.ladder.rung(source).kv,
-            dest=self._spec.ladder.rung(dest).kv,
-            dest_hidden=self._rungs[dest].shape.hidden,
-            source_sha256=weights_sha256(self._rungs[source].folder),
-            dest_sha256=weights_sha256(self._rungs[dest].folder),
-            tokenizer_sha256=file_sha256(self._spec.tokenizer),
-        )
 
     def _yardstick(
         self, source: str, dest: Resident, cache: PreallocatedCache, text: list[int]

@@ -36,17 +36,23 @@ class Corpus:
     sources: tuple[str, ...]
 
 
-def folder_corpus(folder: Path) -> Corpus:
-    """The text files of a folder; every tenth, in order of name, is held out.
-
-    Raises ``InputError`` if there are not at least two readable ones.
-    """
+def folder_texts(folder: Path) -> tuple[Document, ...]:
+    """The UTF-8 text files of a folder, by name; others are passed over."""
     documents = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         try:
             documents.append((path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")))
         except UnicodeDecodeError:
             continue
+    return tuple(documents)
+
+
+def folder_corpus(folder: Path) -> Corpus:
+    """The text files of a folder; every tenth, in order of name, is held out.
+
+    Raises ``InputError`` if there are not at least two readable ones.
+    """
+    documents = folder_texts(folder)
     if len(documents) < 2:
         raise InputError(
             f"{folder}: {len(documents)} UTF-8 text files, at least 2 are needed to fit and to hold out"

@@ -179,18 +179,19 @@ def own_cache(dest: Resident, ids: Sequence[int], positions: Sequence[int]) -> P
     cache = dest.read_afresh(ids)
     if len(positions) == len(ids):
         return cache
-    return _filled(dest, cache.export().select(torch.tensor(positions, dtype=torch.int64)))
+    return filled(dest, cache.export().select(torch.tensor(positions, dtype=torch.int64)))
 
 
 def zero_cache(dest: Resident, positions: Sequence[int]) -> PreallocatedCache:
     """Control: cells that hold nothing; attention may look at them and finds zeros."""
     shape = (dest.layout.layers, dest.layout.kv_heads, len(positions), dest.layout.head_dim)
-    return _filled(
+    return filled(
         dest, KVState(torch.zeros(shape), torch.zeros(shape), torch.tensor(positions, dtype=torch.int64))
     )
 
 
-def _filled(dest: Resident, state: KVState) -> PreallocatedCache:
+def filled(dest: Resident, state: KVState) -> PreallocatedCache:
+    """A cache of a rung that holds a state."""
     cache = dest.empty_cache(state.cells)
     cache.append(state)
     return cache

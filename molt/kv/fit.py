@@ -32,18 +32,16 @@ from molt.kv import map_file
 from molt.kv.brisk import brisk
 from molt.kv.calibrate import Corpus, Document, collect, folder_corpus, windows
 from molt.kv.checkpoint import Checkpoint
-from molt.kv.corpus import default_corpus, pico_corpus
+from molt.kv.corpus import default_corpus
 from molt.kv.features import columns_per_layer, nearest_layers
-from molt.kv.map_file import MapCard, file_sha256
+from molt.kv.map_file import MapCard
 from molt.kv.project import KVMap, LayerMap, Standard, plain, whole_numbers
-from molt.kv.resident import Resident
+from molt.kv.resident import Resident, as_resident
 from molt.kv.ridge import solve, unexplained
 from molt.kv.sums import BlockSums, Regression, products
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
 from molt.models.loader import load
-from molt.models.weights_file import weights_sha256
-
-__all__ = ["Fitted", "Options", "command", "fit_ladder", "pico_corpus", "resident", "table"]
+from molt.models.weights_file import file_sha256, weights_sha256
 
 ROWS = 120_000
 HELDOUT_ROWS = 12_000
@@ -132,12 +130,11 @@ def fit_ladder(
 
 def resident(spec: LadderSpec, rung: RungSpec, *, bf16: bool = False) -> Resident:
     """Load a rung as this package uses it; ``bf16`` as in ``Options``, whatever the rung's precision."""
-    numbers = spec.ladder.rung(rung.name)
     if bf16:
         decoder = brisk(load(replace(rung, precision="bf16", residency="anonymous")).decoder)
     else:
         decoder = load(rung).decoder
-    return Resident(decoder, numbers.kv, numbers.max_positions, spec.vocabulary)
+    return as_resident(decoder, spec, rung.name)
 
 
 def _key(

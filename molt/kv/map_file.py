@@ -22,8 +22,9 @@ from torch import Tensor
 from molt.core.ladder import KVLayout
 from molt.errors import InputError
 from molt.kv.project import KVMap, LayerMap, Standard
+from molt.models.ladder_file import LadderSpec
 from molt.models.predict import map_bytes
-from molt.models.weights_file import read_header
+from molt.models.weights_file import file_sha256, read_header, weights_sha256
 
 FORMAT = "molt.kv.map/1"
 _unaltered: set[tuple[Path, int, int]] = set()  # path, size, mtime_ns of files that matched their digest
@@ -82,10 +83,16 @@ def file_name(source: str, dest: str) -> str:
     return f"{source}--{dest}.safetensors"
 
 
-def file_sha256(path: Path) -> str:
-    """Hash of a whole file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def binding(spec: LadderSpec, source: str, dest: str) -> Binding:
+    """What the map between two rungs of a ladder must have been made for."""
+    return Binding(
+        source=spec.ladder.rung(source).kv,
+        dest=spec.ladder.rung(dest).kv,
+        dest_hidden=spec.rung(dest).shape.hidden,
+        source_sha256=weights_sha256(spec.rung(source).folder),
+        dest_sha256=weights_sha256(spec.rung(dest).folder),
+        tokenizer_sha256=file_sha256(spec.tokenizer),
+    )
 
 
 def save(path: Path, kv_map: KVMap, card: MapCard) -> None:
@@ -116,11 +123,11 @@ def resident_bytes(path: Path) -> int:
     return map_bytes(read_header(path))
 
 
-def load(path: Path, binding: Binding) -> KVMap:
-    """The map, ready for use; ``MapRefused`` if it is not whole, unaltered and made for ``binding``."""
+def load(path: Path, made_for: Binding) -> KVMap:
+    """The map, ready for use; ``MapRefused`` if it is not whole, unaltered and ``made_for`` the models at hand."""
     card, tensors = _open(path)
     for field in ("source_sha256", "dest_sha256", "tokenizer_sha256"):
-        found, wanted = getattr(card, field), getattr(binding, field)
+        found, wanted = getattr(card, field), getattr(made_for, field)
         if found != wanted:
             what = field.removesuffix("_sha256")
             raise MapRefused(
@@ -134,7 +141,7 @@ def load(path: Path, binding: Binding) -> KVMap:
         )
         standard = Standard(tensors["centre"], tensors["spread"]) if "centre" in tensors else None
         kv_map = KVMap(
-            binding.source, binding.dest, binding.dest_hidden, card.native_layers, layers, standard
+            made_for.source, made_for.dest, made_for.dest_hidden, card.native_layers, layers, standard
         )
         kv_map.check()
     except (KeyError, ValueError) as error:

@@ -54,14 +54,17 @@ def recompute(
     layer: int,
     first: int = 0,
     chunk: int = CHUNK_TOKENS,
-) -> None:
+) -> Tensor:
     """Compute the layers from ``layer`` on again, for the cells from ``first`` on, from what enters ``layer``.
 
-    ``boundary`` (t, hidden) is that stream, a row a cell. The cells before ``first`` are left as they are.
+    ``boundary`` (t, hidden) is that stream, a row a cell. The cells before ``first`` are left as they are. Returns
+    the stream (t, hidden) after the last layer.
     """
     assert first + len(boundary) <= cache.cells, f"{first}+{len(boundary)} of {cache.cells} cells"
+    ends = []
     for start in range(0, len(boundary), chunk):
         part = boundary[start : start + chunk].to(resident.decoder.dtype).clone()
         cells = _Overwriting(cache, first + start)
         positions = cache.positions[first + start : first + start + len(part)]
-        resident.decoder.run(part, positions, cells, first=layer)
+        ends.append(resident.decoder.run(part, positions, cells, first=layer))
+    return torch.cat(ends)

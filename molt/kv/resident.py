@@ -12,6 +12,7 @@ from torch import Tensor
 from molt.core.ladder import KVLayout
 from molt.kv.cache import PreallocatedCache
 from molt.models.decoder import Cells, Decoder
+from molt.models.ladder_file import LadderSpec
 from molt.models.rope import Rope
 
 CHUNK_TOKENS = 256
@@ -106,6 +107,12 @@ class Resident:
             if not x.isfinite().all():
                 return f"layer {layer} gives values that are not finite"
         return "the head gives values that are not finite"
+
+
+def as_resident(decoder: Decoder, spec: LadderSpec, rung: str) -> Resident:
+    """A rung of a ladder, loaded as ``decoder``."""
+    numbers = spec.ladder.rung(rung)
+    return Resident(decoder, numbers.kv, numbers.max_positions, spec.vocabulary)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

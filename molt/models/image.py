@@ -1,7 +1,7 @@
 """The image of a rung: every byte of its weights in one order, the same in memory as on disk.
 
 - Four-byte values come first, then two-byte, then one-byte ones, so that everything is aligned without gaps.
-- Matrices that read the same input (``FUSED``) are neighbours: one view over them is one larger matrix, and
+- Matrices that read the same input (``QKV``, ``GATE_UP``) are neighbours: one view over them is one larger matrix, and
   one product instead of several.
 - A tied head is the embedding; it has no place of its own.
 
@@ -31,7 +31,6 @@ HEAD = "lm_head"
 FINAL_NORM = "model.norm"
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
-FUSED = (QKV, GATE_UP)
 
 
 @dataclass(frozen=True, slots=True)

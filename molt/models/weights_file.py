@@ -121,12 +121,21 @@ def weights_sha256(folder: Path) -> str:
     """
     if recorded := recorded_sha256(folder, SINGLE):
         return recorded
-    stats = [(path, path.stat()) for path in weight_files(folder)]
-    return _sha256(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
+    return _sha256(weight_files(folder))
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 (hex) of one file. Cached while it does not change."""
+    return _sha256((path,))
+
+
+def _sha256(paths: tuple[Path, ...]) -> str:
+    stats = [(path, path.stat()) for path in paths]
+    return _read_sha256(tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats))
 
 
 @cache
-def _sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
+def _read_sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
     digest = hashlib.sha256()
     for path, _, _ in files:
         with path.open("rb") as file:

@@ -45,15 +45,24 @@ def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RungSpec:
     return RungSpec("large", "large", folder, "fp32", read_shape(folder))
 
 
+def taken_and_given(spec: RungSpec) -> tuple[int, int]:
+    """What a load takes and its release gives back, with whatever else the process allocates meanwhile."""
+    before = resident("RssAnon")
+    rung = loader.load(spec)
+    taken = resident("RssAnon") - before
+    del rung
+    return taken, taken - (resident("RssAnon") - before)
+
+
 @needs_proc
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_released_weights_are_back_with_the_system(large: RungSpec, precision: Any) -> None:
-    loader.load(replace(large, precision=precision))  # what a first load leaves behind is not the rung's
-    before = resident("RssAnon")
-    rung = loader.load(replace(large, precision=precision))
-    taken, size = resident("RssAnon") - before, rung.weight_bytes
+    rung = loader.load(
+        replace(large, precision=precision)
+    )  # what a first load leaves behind is not the rung's
+    size = rung.weight_bytes
     del rung
-    given = taken - (resident("RssAnon") - before)
+    taken, given = sorted(taken_and_given(replace(large, precision=precision)) for _ in range(3))[1]
     assert size <= taken + MIB
     assert taken <= size + 8 * MIB
     assert given >= 0.95 * size

@@ -32,7 +32,7 @@ from molt.kv.map_file import MapCard
 from molt.kv.project import KVMap, LayerMap
 from molt.models.ladder_file import LadderSpec, RungSpec
 from molt.models.model_config import read_shape
-from molt.models.weights_file import weights_sha256
+from molt.models.weights_file import file_sha256, weights_sha256
 from tests.engine.test_real_detokenise import byte_tokenizer
 
 POSITIONS = 256
@@ -71,7 +71,7 @@ def save_map(path: Path, folders: tuple[Path, Path], tokenizer: Path, kv_map: KV
         dest="",
         source_sha256=weights_sha256(folders[0]),
         dest_sha256=weights_sha256(folders[1]),
-        tokenizer_sha256=map_file.file_sha256(tokenizer),
+        tokenizer_sha256=file_sha256(tokenizer),
         hidden=HIDDEN,
         native_layers=0,
         sources=tuple(layer.sources for layer in kv_map.layers),

@@ -19,7 +19,7 @@ from molt.kv import transplant as transplant_module
 from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import Comparison, Yardstick, judge, own_cache, yardstick, zero_cache
 from molt.kv.fit import resident
-from molt.kv.map_file import Binding, file_sha256
+from molt.kv.map_file import binding
 from molt.kv.project import KVMap, project
 from molt.kv.resident import Resident
 from molt.kv.state import KVState
@@ -27,7 +27,6 @@ from molt.kv.transplant import Islands, carry, transplant
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.models.pico.corpus import shipped_documents
 from molt.models.rope import Rope
-from molt.models.weights_file import weights_sha256
 
 CONTEXT_TOKENS = 256
 DOCUMENTS = 4
@@ -56,13 +55,7 @@ def texts() -> list[list[int]]:
 def kv_map(source: str, dest: str) -> KVMap:
     spec, pair = ladder(), (ladder().rung(source), ladder().rung(dest))
     path = spec.maps[pair[0].weights, pair[1].weights]
-    hashes = [weights_sha256(one.folder) for one in pair]
-    return map_file.load(
-        path,
-        Binding(
-            rung(source).layout, rung(dest).layout, rung(dest).hidden, *hashes, file_sha256(spec.tokenizer)
-        ),
-    )
+    return map_file.load(path, binding(spec, source, dest))
 
 
 @dataclass(frozen=True)

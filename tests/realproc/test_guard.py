@@ -58,6 +58,12 @@ def test_without_a_group_no_watchdog_stays() -> None:
     assert psutil.Process().children() == before
 
 
+def like_a_terminal() -> None:
+    """Ctrl-C counts, also where these tests run in the background of a shell, which has its jobs ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def run(end: str) -> tuple[subprocess.Popen[bytes], dict[str, object]]:
     """A small run in a session of its own, as a terminal gives it, and where everything of it is."""
     small = subprocess.Popen(
@@ -66,7 +72,7 @@ def run(end: str) -> tuple[subprocess.Popen[bytes], dict[str, object]]:
         stderr=subprocess.DEVNULL,
         cwd=ROOT,
         start_new_session=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),
+        preexec_fn=like_a_terminal,
     )
     assert small.stdout is not None
     facts = json.loads(small.stdout.readline())

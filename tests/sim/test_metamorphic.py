@@ -104,7 +104,7 @@ def test_a_slower_world_is_the_same_world(on: ResolvedScenario, k: int) -> None:
     )
     plain = small.simulate(MOLT, on)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sim.world, "CHUNK_NS", sim.world.CHUNK_NS * k)
+        patch.setattr(sim.world, "CHUNK_NS_MAX", sim.world.CHUNK_NS_MAX * k)
         patch.setattr(molt.core.turns, "STEP_NS_MAX", molt.core.turns.STEP_NS_MAX * k)
         patient = Molt(cooldown_ns=Molt().cooldown_ns * k, spill_within_ns=Molt().spill_within_ns * k)
         slowed = small.simulate(patient, slow, costs=_scaled(COSTS, k))

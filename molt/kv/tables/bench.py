@@ -15,15 +15,15 @@ from molt import provenance
 from molt.core.ladder import Route, RouteKind
 from molt.errors import InputError
 from molt.kv import map_file
-from molt.kv.map_file import Binding, MapCard, file_sha256
+from molt.kv.calibrate import folder_texts
+from molt.kv.map_file import MapCard, binding
 from molt.kv.project import KVMap
-from molt.kv.resident import Resident
+from molt.kv.resident import Resident, as_resident
 from molt.kv.tables.result import MapFacts, Origin, Texts
 from molt.kv.transplant import Islands
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
 from molt.models.loader import load
 from molt.models.pico.corpus import Document, shipped_documents
-from molt.models.weights_file import weights_sha256
 from molt.yaml_file import nearest, show
 
 MARKS = (1, 16, 64, 256)
@@ -83,9 +83,7 @@ class Bench:
     def rung(self, name: str) -> Resident:
         """A rung in memory."""
         if name not in self._rungs:
-            numbers = self.spec.ladder.rung(name)
-            decoder = load(self.spec.rung(name)).decoder
-            self._rungs[name] = Resident(decoder, numbers.kv, numbers.max_positions, self.spec.vocabulary)
+            self._rungs[name] = as_resident(load(self.spec.rung(name)).decoder, self.spec, name)
         return self._rungs[name]
 
     def kv_map(self, route: Route) -> KVMap:
@@ -98,16 +96,8 @@ class Bench:
 
     def load_map(self, route: Route) -> KVMap:
         """The map of a projecting route, read from its file as a switch does."""
-        source, dest = self.spec.rung(route.source), self.spec.rung(route.dest)
-        binding = Binding(
-            source=self.spec.ladder.rung(route.source).kv,
-            dest=self.spec.ladder.rung(route.dest).kv,
-            dest_hidden=dest.shape.hidden,
-            source_sha256=weights_sha256(source.folder),
-            dest_sha256=weights_sha256(dest.folder),
-            tokenizer_sha256=file_sha256(self.spec.tokenizer),
-        )
-        return map_file.load(self.spec.maps[self._pair(route)], binding)
+        path = self.spec.maps[self._pair(route)]
+        return map_file.load(path, binding(self.spec, route.source, route.dest))
 
     def card(self, route: Route) -> MapCard:
         """The card of the map of a projecting route, as it was when the map was brought in."""
@@ -161,13 +151,7 @@ def documents(folder: Path | None) -> tuple[tuple[Document, ...], str]:
         return tuple(shipped_documents()), "held-out excerpts shipped with Molt"
     if not folder.is_dir():
         raise InputError(f"--text: {folder}: no such folder")
-    found = []
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        try:
-            found.append((path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")))
-        except UnicodeDecodeError:
-            continue
-    return tuple(found), f"folder {folder.name}"
+    return folder_texts(folder), f"folder {folder.name}"
 
 
 def texts(spec: LadderSpec, found: Sequence[Document], settings: Settings) -> tuple[Text, ...]:

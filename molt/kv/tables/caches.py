@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from molt.kv.cache import PreallocatedCache
-from molt.kv.evaluate import own_cache, zero_cache
+from molt.kv.evaluate import filled, own_cache, zero_cache
 from molt.kv.project import KVMap, project
 from molt.kv.resident import Resident
 from molt.kv.rope import rotate, unrotate
 from molt.kv.state import KVState
 from molt.kv.tables.bench import Text
 from molt.kv.tables.flops import read_flops, transplant_flops
-from molt.kv.tables.gates import filled
 from molt.kv.tables.small_map import flat
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.model_config import ModelShape

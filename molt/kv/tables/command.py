@@ -60,64 +60,62 @@ Out = Annotated[Path | None, typer.Option(help="File to save to; default: runs/T
 AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON instead of tables.")]
 
 
-@app.command("handoff")
-def handoff_command(
-    ladder: Ladder,
-    source: From = None,
-    dest: To = None,
-    documents: Documents = DEFAULTS.documents,
-    context: Context = DEFAULTS.context,
-    continuation: Continuation = DEFAULTS.continuation,
-    seed: Seed = DEFAULTS.seed,
-    first: First = DEFAULTS.islands.first,
-    last: Last = DEFAULTS.islands.last,
-    folder: TextFolder = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Judge one switch on every route of LADDER, beside the controls it must beat and without each of its parts."""
-    settings = Settings(documents, context, continuation, seed, Islands(first, last))
-    _run("handoff", handoff, ladder, source, dest, settings, folder, out, as_json)
+def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_maps: bool = False) -> None:
+    """Add the command of a table that judges caches on documents, route by route."""
+
+    @app.command(name, help=says)
+    def table_command(
+        ladder: Ladder,
+        source: From = None,
+        dest: To = None,
+        documents: Documents = DEFAULTS.documents,
+        context: Context = DEFAULTS.context,
+        continuation: Continuation = DEFAULTS.continuation,
+        seed: Seed = DEFAULTS.seed,
+        first: First = DEFAULTS.islands.first,
+        last: Last = DEFAULTS.islands.last,
+        folder: TextFolder = None,
+        out: Out = None,
+        as_json: AsJson = False,
+    ) -> None:
+        settings = Settings(documents, context, continuation, seed, Islands(first, last))
+        path = _place(out, name, ladder)
+        bench = benches.open_bench(ladder)
+        routes = benches.routes(bench.spec, source, dest, only_maps=only_maps)
+        found, documents_from = benches.documents(folder)
+        texts = benches.texts(bench.spec, found, settings)
+        with _bars() as progress:
+            gates = _passed(bench, routes, texts, progress)
+            table = measure(
+                bench,
+                routes,
+                texts,
+                settings,
+                command=_spoken(),
+                documents_from=documents_from,
+                gates=gates,
+                progress=progress,
+            )
+        _finish(table, path, as_json)
 
 
-@app.command("ablation")
-def ablation_command(
-    ladder: Ladder,
-    source: From = None,
-    dest: To = None,
-    documents: Documents = DEFAULTS.documents,
-    context: Context = DEFAULTS.context,
-    continuation: Continuation = DEFAULTS.continuation,
-    seed: Seed = DEFAULTS.seed,
-    first: First = DEFAULTS.islands.first,
-    last: Last = DEFAULTS.islands.last,
-    folder: TextFolder = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Turn one dial of the switch at a time, on every route of LADDER that goes through a map."""
-    settings = Settings(documents, context, continuation, seed, Islands(first, last))
-    _run("ablation", ablation, ladder, source, dest, settings, folder, out, as_json, only_maps=True)
-
-
-@app.command("residuals")
-def residuals_command(
-    ladder: Ladder,
-    source: From = None,
-    dest: To = None,
-    documents: Documents = DEFAULTS.documents,
-    context: Context = DEFAULTS.context,
-    continuation: Continuation = DEFAULTS.continuation,
-    seed: Seed = DEFAULTS.seed,
-    first: First = DEFAULTS.islands.first,
-    last: Last = DEFAULTS.islands.last,
-    folder: TextFolder = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show layer by layer what the maps of LADDER leave unexplained, and what attention notices of it."""
-    settings = Settings(documents, context, continuation, seed, Islands(first, last))
-    _run("residuals", residuals, ladder, source, dest, settings, folder, out, as_json, only_maps=True)
+_on_documents(
+    "handoff",
+    handoff,
+    "Judge one switch on every route of LADDER, beside the controls it must beat and without each of its parts.",
+)
+_on_documents(
+    "ablation",
+    ablation,
+    "Turn one dial of the switch at a time, on every route of LADDER that goes through a map.",
+    only_maps=True,
+)
+_on_documents(
+    "residuals",
+    residuals,
+    "Show layer by layer what the maps of LADDER leave unexplained, and what attention notices of it.",
+    only_maps=True,
+)
 
 
 @app.command("drift")
@@ -196,39 +194,6 @@ def switch_cost_command(
 
 
 # -------------------------------------------------------------------------------------------------------------- detail
-
-
-def _run(
-    name: str,
-    measure: Callable[..., Table],
-    ladder: str,
-    source: str | None,
-    dest: str | None,
-    settings: Settings,
-    folder: Path | None,
-    out: Path | None,
-    as_json: bool,
-    only_maps: bool = False,
-) -> None:
-    """One of the tables that judge caches on documents."""
-    path = _place(out, name, ladder)
-    bench = benches.open_bench(ladder)
-    routes = benches.routes(bench.spec, source, dest, only_maps=only_maps)
-    found, documents_from = benches.documents(folder)
-    texts = benches.texts(bench.spec, found, settings)
-    with _bars() as progress:
-        gates = _passed(bench, routes, texts, progress)
-        table = measure(
-            bench,
-            routes,
-            texts,
-            settings,
-            command=_spoken(),
-            documents_from=documents_from,
-            gates=gates,
-            progress=progress,
-        )
-    _finish(table, path, as_json)
 
 
 def _passed(

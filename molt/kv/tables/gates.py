@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from molt.kv.cache import PreallocatedCache
-from molt.kv.evaluate import continue_greedily, kl_divergence
+from molt.kv.evaluate import continue_greedily, filled, kl_divergence
 from molt.kv.features import columns_per_layer
 from molt.kv.project import KVMap, LayerMap, project
+from molt.kv.recompute import recompute, streams
 from molt.kv.resident import CHUNK_TOKENS, Resident, log_probabilities
 from molt.kv.rope import rotate, unrotate
 from molt.kv.state import KVState
@@ -113,13 +114,10 @@ def _top_layers(rung: Resident, name: str, ids: Sequence[int]) -> Gate:
     """The upper half of the layers again, from the stream that enters them."""
     ids = ids[:CHUNK_TOKENS]
     half = rung.layout.layers // 2
-    whole, below, above = (rung.empty_cache(len(ids)) for _ in range(3))
-    positions = range(len(ids))
-    end = rung.decoder.run(rung.decoder.embed(ids), positions, whole)
-    boundary = rung.decoder.run(rung.decoder.embed(ids), positions, below, end=half)
-    again = rung.decoder.run(boundary, positions, above, first=half)
-    whole.commit(positions)
-    above.commit(positions)
+    whole, above = rung.read_afresh(ids), rung.empty_cache(len(ids))
+    above.commit(range(len(ids)))  # its lower layers stay empty: only the upper ones are compared
+    end = streams(rung, ids, rung.layout.layers)
+    again = recompute(rung, above, streams(rung, ids, half), half)
     one, other = whole.export(), above.export()
     pairs = (
         (end, again),
@@ -165,13 +163,6 @@ def identity_map(rung: Resident) -> KVMap:
     weight = torch.cat((torch.eye(width), torch.zeros(rung.hidden, width)))
     layers = tuple(LayerMap((layer,), weight, torch.zeros(width)) for layer in range(layout.layers))
     return KVMap(layout, layout, rung.hidden, 0, layers)
-
-
-def filled(rung: Resident, state: KVState) -> PreallocatedCache:
-    """A cache of a rung that holds a state."""
-    cache = rung.empty_cache(state.cells)
-    cache.append(state)
-    return cache
 
 
 def _relative(one: Tensor, other: Tensor) -> float:

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from molt.models.cache_folder import cache_folder
 from molt.models.pico import WEIGHTS
 from molt.models.pico.markup import html_to_text, normalise, pod_to_text
 from molt.models.pico.sources import SOURCES, Source
@@ -34,7 +35,7 @@ from molt.models.pico.sources import SOURCES, Source
 Split = Literal["train", "heldout", "fit"]
 Document = tuple[str, str]
 
-CACHE = Path.home() / ".cache" / "molt" / "corpus"
+CACHE = cache_folder() / "corpus"
 HELDOUT_FRACTION = 0.04
 FIT_FRACTION = 0.10
 DOCUMENT_CHARS_MIN = 500
