@@ -86,6 +86,10 @@ def prepare(
     spec = resolve(ladder or document.ladder)
     if engine is EngineKind.MODELLED and clock is Clock.MEASURED:
         raise InputError("--clock measured: needs --engine real, the modelled engine takes no time")
+    if device != "cpu":
+        from molt.engine.device import usable_device  # torch
+
+        usable_device(device)
     chosen = [PolicySpec(name) for name in policies] or None
     resolved = document.resolve(spec, known_policies(), seed=seed, policies=chosen)
     costs = slowed(load_profile(resolved.profile, spec.ladder), resolved.slowdown)

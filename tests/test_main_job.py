@@ -70,6 +70,12 @@ def test_the_scenarios_of_the_published_models_run(name: str, tmp_path: Path) ->
     assert {record["rung"] for record in of(molt, "TokensProduced")} == {"tier0", "tier1", "tier2"}
 
 
+def test_a_device_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    done = command(str(SCENARIOS / "no_pressure.yaml"), "--device", "tpu", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "molt: --device: 'tpu' is no device; did you mean 'cpu'?\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture(scope="module", params=SHIPPED)
 def modelled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """Every shipped scenario under every built-in policy, modelled."""
