@@ -1,6 +1,6 @@
 """What must hold of a scheduler in any world, one function a rule, each stated in a sentence.
 
-``molt/core/invariants.py`` and ``sim/checkers.py`` have those that are checked in every run. These need more than a run
+``molt/core/invariants.py`` and ``molt/checkers.py`` have those checked in every run. These need more than a run
 has: what was known when something was decided, what a cache holds, what happened before. A rule returns ``None`` where
 it holds, else what is wrong.
 """
@@ -111,14 +111,9 @@ def _fits(seen: State, plan: Plan, ladder: Ladder) -> bool:
 
 
 def parking_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
-    """Somebody is parked only where not everybody can run on the smallest rung, their caches carried or read again.
-
-    Or where a person waits; that it then helps that person is another rule, and does not hold yet: see
-    ``test_nobody_is_parked_for_a_person_who_waits_all_the_same``.
-    """
-    waiting = [t for t in asked.seen.tenants.values() if t.phase is Phase.WAITING]
-    person = any(t.kind is e.TenantKind.FOREGROUND for t in waiting)
-    if person or not any(isinstance(x, d.Park) for x in asked.decisions):
+    """Somebody is parked only where not everybody can run on the smallest rung, their caches carried or read again;
+    for a newcomer only if it then runs."""
+    if not any(isinstance(x, d.Park) for x in asked.decisions):
         return None
     for carry in (True, False):
         plan = _milder(asked.seen, asked, lambda name, carry=carry: Run(ladder.bottom.name, carry))

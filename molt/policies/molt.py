@@ -30,7 +30,7 @@ from typing import ClassVar
 
 from molt.core.events import TenantKind
 from molt.core.healing import most_within
-from molt.core.plan import NATIVE_TOKENS, Placement, Plan, Rest, Run, Wait
+from molt.core.plan import NATIVE_TOKENS, Placement, Plan, Rest, Run
 from molt.core.state import Phase, Tenant
 from molt.core.view import View, by_protection
 from molt.policies.admission import admit_while_room, others_wait
@@ -153,21 +153,29 @@ class Molt:
         return max(changes, default=-self.cooldown_ns) + self.cooldown_ns
 
     def _postures(self, view: View) -> Iterator[tuple[Rank, Plan]]:
-        must = _must_run(view)
-        if not must:
+        """Those in which all with a claim run, then the same without the last of the newcomers among them, and so on:
+        for a newcomer who would have to wait all the same, nobody changes anything."""
+        admitted, newcomers = view.admitted(), _claims(view)
+        for count in range(len(newcomers), -1, -1):
+            must = by_protection(admitted + newcomers[:count])
+            yield from self._where_newcomers_run(view, must) if must else ()
+        if admitted:
+            yield (2, 0), others_wait(view, self._aside(view, admitted))
+        else:
             yield (0, 0), replace(others_wait(view, {}), keep=view.state.resident)
             yield (0, 0), others_wait(view, {})
-            return
+
+    def _where_newcomers_run(self, view: View, must: list[Tenant]) -> Iterator[tuple[Rank, Plan]]:
         levels = range(len(view.ladder.rungs))
         for carry in (True, False):
             for level in levels:
                 yield (0, level), self._all_run(view, must, view.ladder.rungs[level].name, carry=carry)
+        last_newcomer = max((i for i, t in enumerate(must) if t.phase is Phase.WAITING), default=0)
         for spill in (False, True):
-            for out in range(1, len(must)):
+            for out in range(1, len(must) - last_newcomer):
                 aside = self._aside(view, must[-out:], spill=spill)
                 for carry in (True, False):
                     yield (1, out), _some_run(view, must[:-out], aside, carry=carry)
-        yield (2, 0), others_wait(view, self._aside(view, must))
 
     def _all_run(self, view: View, must: list[Tenant], rung: str, *, carry: bool) -> Plan:
         plan = Plan(placements={tenant.name: Run(rung, carry) for tenant in must})
@@ -177,14 +185,14 @@ class Molt:
     def _shed(self, view: View) -> Plan:
         """All parked; caches written to disk, then contexts shortened to ``min_cells``, then dropped whole, the
         least protected first, until the rest fits."""
-        must = _must_run(view)
-        parked = self._aside(view, must)
+        everybody = view.admitted()
+        parked = self._aside(view, everybody)
         excess = view.peak_of(others_wait(view, parked)) - view.budget_bytes
-        placements = self._aside(view, must, spill=True, enough=excess)
+        placements = self._aside(view, everybody, spill=True, enough=excess)
         excess = view.peak_of(others_wait(view, placements)) - view.budget_bytes
         admitted = [
             tenant
-            for tenant in by_protection(view.admitted())[::-1]
+            for tenant in by_protection(everybody)[::-1]
             if not tenant.spilled and placements[tenant.name] == Rest()
         ]
         kept = {tenant.name: tenant.cells for tenant in admitted}
@@ -202,17 +210,15 @@ class Molt:
     def _aside(
         self, view: View, tenants: list[Tenant], *, spill: bool = False, enough: int | None = None
     ) -> dict[str, Placement]:
-        """Tenants out of the way: newcomers wait, the others are parked.
+        """Tenants who have begun, parked.
 
         With ``spill``, caches go to disk, the least protected first, as long as writing them stays within
         ``spill_within_ns`` and until ``enough`` bytes are free (``None``: all that can).
         """
-        placements: dict[str, Placement] = {
-            tenant.name: Wait() if tenant.phase is Phase.WAITING else Rest() for tenant in tenants
-        }
+        placements: dict[str, Placement] = {tenant.name: Rest() for tenant in tenants}
         left_ns, freed = self.spill_within_ns, 0
         for tenant in by_protection(tenants)[::-1] if spill else ():
-            if tenant.phase is Phase.WAITING or tenant.spilled or tenant.cells == 0:
+            if tenant.spilled or tenant.cells == 0:
                 continue
             size = _cell_bytes(view, tenant) * tenant.cells
             took_ns = view.costs.spill_ns(size)
@@ -241,18 +247,15 @@ def _present_rank(view: View) -> Rank | None:
     return (1, parked) if parked else (0, view.level() or 0)
 
 
-def _must_run(view: View) -> list[Tenant]:
-    """Who has a claim to run, the best protected first.
+def _claims(view: View) -> list[Tenant]:
+    """Newcomers with a claim to run beside everybody admitted, the best protected first.
 
-    Everybody admitted, and foreground newcomers: a person does not wait for a batch job. Nobody admitted: the first
-    in the queue that can run at all, whoever it is.
+    Those of the foreground: a person does not wait for a batch job. Nobody admitted: the first in the queue that can
+    run at all, whoever it is.
     """
-    admitted = view.admitted()
     feasible = [tenant for tenant in view.waiting() if _could_run(view, tenant)]
     claims = [tenant for tenant in feasible if tenant.kind is TenantKind.FOREGROUND]
-    if not admitted and not claims:
-        claims = feasible[:1]
-    return by_protection(admitted + claims)
+    return claims if claims or view.admitted() else feasible[:1]
 
 
 def _could_run(view: View, newcomer: Tenant) -> bool:
