@@ -7,8 +7,8 @@ Rules of this module:
   has less left than it must keep.
 - The watchdog is there before the group is, and is told its possible places first: there is no moment at which the
   supervisor could be killed and leave something behind.
-- Children outside of the group are told to the guard (``child``) as soon as they are there; ``lifeline.py`` covers the
-  moment before.
+- Children outside of the group are told to the guard (``child``) as soon as they are there; what covers the moment
+  before is ``molt/live/lifeline.py``.
 - Leaving the guard, by whatever exception, ends the run: children and group are gone when ``__exit__`` returns.
 """
 

@@ -33,8 +33,9 @@ from pathlib import Path
 import multiprocess
 
 from molt.errors import InputError
+from molt.live import lifeline
 from molt.units import format_duration, show_size
-from realproc import cgroup, lifeline
+from realproc import cgroup
 from realproc.resident import MIB, Blocks
 
 Targets = tuple[tuple[int, int], ...]

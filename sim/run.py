@@ -30,9 +30,10 @@ from molt.errors import InputError
 from molt.log import FILE_NAME, Log, plain
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.plugins import known_policies, make_policy
+from molt.profile import load_profile
 from molt.scenario import PolicySpec, ResolvedScenario
 from molt.units import show_duration
-from sim.hardware import load_profile, slowed
+from sim.hardware import slowed
 from sim.world import World
 
 

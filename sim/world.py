@@ -19,6 +19,7 @@ from typing import Any, assert_never
 
 import simpy
 
+from molt.checkers import disagreements
 from molt.conductor import Conductor
 from molt.core import decisions as d
 from molt.core import events as e
@@ -33,9 +34,9 @@ from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, S
 from molt.core.view import Policy
 from molt.engine.protocol import Decoded, Engine, SpillError, SwitchError
 from molt.log import Log
+from molt.memory import Memory
 from molt.scenario import ResolvedScenario, ResolvedTenant
-from sim.checkers import disagreements
-from sim.memory import Memory, OutOfMemoryKiller
+from sim.memory import OutOfMemoryKiller
 
 Wait = Generator[simpy.Event, Any, None]
 

@@ -25,8 +25,8 @@ from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, S
 from molt.core.view import Policy
 from molt.engine.protocol import SINKS
 from molt.log import plain
+from molt.memory import Memory
 from molt.scenario import ResolvedScenario, ResolvedTenant
-from sim.memory import Memory
 
 CHUNK_NS = 50_000_000
 Content = tuple[str, tuple[int, ...], int]

@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from realproc import cgroup, lifeline
+from molt.live import lifeline
+from realproc import cgroup
 from realproc.cgroup import GroupV1
 from realproc.lookout import SECOND_NS, Lookout, Reaction
 from realproc.resident import MIB, Blocks

@@ -11,7 +11,8 @@ import pytest
 from molt.errors import InputError
 from molt.log import plain
 from molt.models.ladder_file import resolve
-from sim.hardware import load_profile, slowed
+from molt.profile import load_profile
+from sim.hardware import slowed
 from tests.small import COSTS, LADDER
 
 

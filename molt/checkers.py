@@ -1,4 +1,4 @@
-"""Holds the simulated world against what the scheduler believes and what the policy promises, once a round is over.
+"""Holds a world against what the scheduler believes and what the policy promises, once a round is over.
 
 A checker returns ``None`` where all is well, else what is wrong; its name is the invariant's.
 """
@@ -10,7 +10,7 @@ from molt.core.budget import cache_bytes, reserved_bytes
 from molt.core.ladder import Ladder
 from molt.core.state import Phase, State
 from molt.core.view import Policy
-from sim.memory import Memory
+from molt.memory import Memory
 
 
 def rungs_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:

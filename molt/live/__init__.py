@@ -1,0 +1,1 @@
+"""The real world: real time, real memory, an engine in a process of its own. The parent imports no tensor library."""
