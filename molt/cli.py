@@ -54,6 +54,14 @@ def _run(program: typer.Typer) -> None:
         sys.exit(2)
 
 
+def _option(name: str, value: str, parse: Callable[[str], int]) -> int:
+    """The value of an option in Molt's units; ``InputError`` names the option."""
+    try:
+        return parse(value)
+    except InputError as error:
+        raise InputError(f"{name}: {value!r}: {error}") from None
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"molt {__version__}")
@@ -119,6 +127,27 @@ def calibrate(
     from realproc.calibrate import calibrate as measure
 
     measure(ladder, out or Path(f"{Path(ladder).stem}.json"))
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Argument(metavar="TRACE", help="New CSV file.")],
+    duration: Annotated[
+        str | None, typer.Option("--for", help="How long, such as 60s; else until Ctrl-C.")
+    ] = None,
+    every: Annotated[str, typer.Option(help="Between two rows.")] = "100ms",
+    pid: Annotated[int | None, typer.Option(help="Process whose memory counts as its own.")] = None,
+    group: Annotated[Path | None, typer.Option(help="Folder of the memory control group it is in.")] = None,
+) -> None:
+    """Record the memory of this machine, or of a control group, as a budget trace for scenarios."""
+    from molt.units import parse_duration
+    from realproc.record import command
+
+    duration_ns = None if duration is None else _option("--for", duration, parse_duration)
+    interval_ns = _option("--every", every, parse_duration)
+    if not interval_ns:
+        raise InputError("--every: must be longer than nothing")
+    command(out, duration_ns, interval_ns, pid, group)
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)

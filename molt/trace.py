@@ -9,6 +9,7 @@ Rules of this module:
   second kind becomes bytes only when the ladder is known; fractions of a byte are dropped.
 - Steps come from a scenario file or from a CSV file with the columns ``at,budget``; a step remembers where it
   stood, so that a message about it can still say so when it turns out to be wrong later.
+- Further columns are what a recorder saw beside the budget (``realproc/record.py``), and are not read.
 """
 
 from __future__ import annotations
@@ -136,22 +137,22 @@ def format_budget(budget: Budget) -> str:
 
 
 def read_csv(path: Path) -> Trace:
-    """The trace in a CSV file with the header ``at,budget``; ``InputError`` names file, line and column."""
+    """The trace in a CSV file whose header begins ``at,budget``; ``InputError`` names file, line and column."""
     return trace_of(list(_steps(path)), f"{path}: ")
 
 
 def _steps(path: Path) -> Iterator[Step]:
     rows = _rows(path)
     number, header = next(rows, (1, []))
-    if header != list(COLUMNS):
+    if header[: len(COLUMNS)] != list(COLUMNS):
         raise InputError(
             f"{path}: line {number}: {show(','.join(header))}: the header is {','.join(COLUMNS)}"
         )
     for number, cells in rows:
         where = f"{path}: line {number}: "
-        if len(cells) != len(COLUMNS):
-            raise InputError(f"{where}{len(cells)} cells instead of {','.join(COLUMNS)}")
-        at, budget = cells
+        if len(cells) != len(header):
+            raise InputError(f"{where}{len(cells)} cells instead of {','.join(header)}")
+        at, budget, *_ = cells
         yield Step(
             at_ns=_cell(units.parse_duration, at, f"{where}at"),
             budget=_cell(parse_budget, budget, f"{where}budget"),

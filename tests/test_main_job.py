@@ -53,6 +53,20 @@ def test_the_shipped_scenarios_are_these() -> None:
     } <= set(SHIPPED)
 
 
+@pytest.mark.parametrize("name", ["spike", "ramp", "rivals"])
+def test_a_recording_is_replayed(name: str, tmp_path: Path) -> None:
+    """Memory as it really went away: who holds is killed by it, molt is not and finishes."""
+    path = SCENARIOS / "recorded" / f"{name}.yaml"
+    job = prepare(path, policies=["hold", "molt"], engine=EngineKind.MODELLED)
+    assert len(job.scenario.budgets) > 350
+    outcome = simulate(job, tmp_path / "out")
+    records = {policy: records for policy, (_, records) in logs(tmp_path / "out").items()}
+    assert of(records["hold"], "ProcessKilled")
+    assert not of(records["molt"], "ProcessKilled")
+    assert len(of(records["molt"], "TenantFinished")) == 2
+    assert outcome.violations == []
+
+
 @pytest.mark.parametrize("name", ["spike_mid_answer", "three_tenants"])
 def test_the_scenarios_of_the_published_models_run(name: str, tmp_path: Path) -> None:
     """Costs only; with real steps they take minutes and gigabytes."""
