@@ -37,9 +37,10 @@ class ModelledEngine:
         self._resident: set[str] = set()
         self._generations: dict[str, _Generation] = {}
 
-    def load(self, rung: str) -> None:
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
         self._ladder.rung(rung)
         self._resident.add(rung)
+        return True
 
     def release(self, rung: str) -> int:
         freed = self.weight_bytes(rung)

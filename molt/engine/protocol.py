@@ -1,6 +1,7 @@
 """What a world asks of an engine. No type of any tensor library appears here.
 
-An engine holds truth: the weights that are resident and the caches of the tenants. It has no clock and no policy.
+An engine holds truth: the weights that are resident and the caches of the tenants. It has no policy, and no clock but
+the one by which it stops loading in time.
 Token positions: with ``known`` tokens (prompt and produced so far), a decode step feeds the last known token and
 yields the next; so before it the cache holds ``known - 1`` tokens (fewer cells after a shed). The last known
 token is therefore always read natively by the rung that answers.
@@ -42,6 +43,10 @@ class Decoded:
     finish: str | None
 
 
+class LoadError(Exception):
+    """A rung could not be brought in. Nothing of it is resident."""
+
+
 class SwitchError(Exception):
     """A cache could not be carried. The tenant's old cache is intact."""
 
@@ -50,11 +55,27 @@ class SpillError(Exception):
     """A cache could not be written to disk, or did not come back as it was."""
 
 
+class EngineDied(Exception):
+    """The process of an engine is gone, and everything it held.
+
+    ``status`` is its exit status, negative for the signal that ended it; ``None`` where that is not known.
+    """
+
+    def __init__(self, reason: str, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
 class Engine(Protocol):
     """The contract of ``molt.engine.real`` and ``molt.engine.modelled``."""
 
-    def load(self, rung: str) -> None:
-        """Bring a rung's weights in. Idempotent."""
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
+        """Bring a rung's weights in; whether all of them are there. Idempotent.
+
+        With ``within_ns`` it may stop near that time, and the next call goes on; ``release`` abandons what is there
+        so far. Raises ``LoadError`` if there is no memory for it.
+        """
 
     def release(self, rung: str) -> int:
         """Give a rung's weights back; returns the bytes freed."""

@@ -15,7 +15,8 @@ Rules of this module:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from molt.engine.detokenise import Detokeniser
 from molt.engine.device import no_memory_is
-from molt.engine.protocol import SINKS, Decoded, Request, SpillError, SwitchError
+from molt.engine.protocol import SINKS, Decoded, LoadError, Request, SpillError, SwitchError
 from molt.engine.sampling import sample, uniform
 from molt.errors import LadderError
 from molt.kv import map_file
@@ -41,7 +42,7 @@ from molt.kv.resident import NotFinite, Resident, as_resident
 from molt.kv.spill import Spilled, restore, spill
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.ladder_file import LadderSpec
-from molt.models.loader import CPU, load
+from molt.models.loader import CPU, loading
 from molt.models.rope import rope_of
 from molt.models.weights_file import read_json
 
@@ -91,20 +92,36 @@ class RealEngine:
         self._tokenizer = Tokenizer.from_file(str(spec.tokenizer))
         self._measure_handoff = measure_handoff
         self._loaded: dict[str, _Loaded] = {}
+        self._loading: dict[str, Iterator[_Loaded | None]] = {}
         self._laboratory: dict[str, _Loaded] = {}
         self._generations: dict[str, _Generation] = {}
         self._folder: TemporaryDirectory[str] | None = None
 
     # -- weights
 
-    def load(self, rung: str) -> None:
-        """Bring a rung's weights in. Idempotent."""
-        if rung not in self._loaded:
-            aside = self._laboratory.pop(rung, None)
-            self._loaded[rung] = self._bring_in(rung) if aside is None else aside
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
+        """Bring a rung's weights in, or as much as ``within_ns`` is enough for; whether all are there. Idempotent.
+
+        Raises ``LoadError`` if there is no memory for them.
+        """
+        if rung in self._loaded:
+            return True
+        if rung in self._laboratory:
+            self._loaded[rung] = self._laboratory.pop(rung)
+            return True
+        until_ns = None if within_ns is None else time.monotonic_ns() + within_ns
+        parts = self._loading.pop(rung, None) or self._bring_in(rung)
+        with no_memory_is(LoadError, f"for {rung}"):
+            while (loaded := next(parts)) is None:
+                if until_ns is not None and time.monotonic_ns() >= until_ns:
+                    self._loading[rung] = parts
+                    return False
+        self._loaded[rung] = loaded
+        return True
 
     def release(self, rung: str) -> int:
-        """Give a rung's weights back; returns the bytes freed."""
+        """Give a rung's weights back, or what there is of them so far; returns the bytes freed of a whole rung."""
+        self._loading.pop(rung, None)
         loaded = self._loaded.pop(rung, None)
         if loaded is None:
             return 0
@@ -254,6 +271,7 @@ class RealEngine:
         """Lose everything at once."""
         self._generations.clear()
         self._folder = None
+        self._loading.clear()
         for rung in tuple(self._loaded):
             self.release(rung)
 
@@ -297,12 +315,13 @@ class RealEngine:
         generation.settled = healing.settled_after(cells, settled, healed)
         return logits
 
-    def _bring_in(self, rung: str) -> _Loaded:
+    def _bring_in(self, rung: str) -> Iterator[_Loaded | None]:
+        """Nothing again and again while the rung is on its way, then the rung."""
         folder = self._rungs[rung].folder
-        loaded = load(self._rungs[rung], self._device)
+        loaded = yield from loading(self._rungs[rung], self._device)
         resident = as_resident(loaded.decoder, self._spec, rung)
         memory = (lambda: None) if loaded.arena is None else loaded.arena.watch()
-        return _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
+        yield _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
 
     def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
         return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity, self._device)
@@ -333,7 +352,7 @@ class RealEngine:
         if rung in self._loaded:
             return self._loaded[rung].resident
         if rung not in self._laboratory:
-            self._laboratory[rung] = self._bring_in(rung)
+            self._laboratory[rung] = next(filter(None, self._bring_in(rung)))
         return self._laboratory[rung].resident
 
 

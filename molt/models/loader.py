@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from molt.models.rope import rope_of
 from molt.models.weights_file import Stored, stored_tensors, weight_files
 
 BLOCK_BYTES = 1024 * 1024  # small enough to stay in the processor's cache while it is quantised
+READ_BYTES = 8 * BLOCK_BYTES  # milliseconds, most of them the system's for fresh pages
 CPU = torch.device("cpu")
 DTYPES = {
     "F32": torch.float32,
@@ -66,7 +68,17 @@ class LoadedRung:
     arena: Arena | None
 
 
+T = TypeVar("T")
+Work: TypeAlias = Generator[None, None, T]
+"""Work in small parts, between which it can be put aside or dropped, and then what came of it."""
+
+
 def load(rung: RungSpec, device: torch.device = CPU) -> LoadedRung:
+    """Load a rung's weights in one go; see ``loading``."""
+    return _finished(loading(rung, device))
+
+
+def loading(rung: RungSpec, device: torch.device = CPU) -> Work[LoadedRung]:
     """Load a rung's weights from its folder, or from its image if one was prepared.
 
     Raises ``LadderError`` if the files are missing, damaged or of another shape than the rung's, if the rung is
@@ -87,9 +99,9 @@ def load(rung: RungSpec, device: torch.device = CPU) -> LoadedRung:
     else:
         arena = Arena.anonymous(_end(slots))
         if prepared is None:
-            _fill(arena, rung, slots)
+            yield from _fill(arena, rung, slots)
         else:
-            _read(arena, *prepared)
+            yield from _read(arena, *prepared)
     memory = arena.tensor(0, torch.uint8, (arena.nbytes,))
     if device.type != "cpu":
         memory, arena = memory.to(device), None
@@ -106,7 +118,7 @@ def prepare(rung: RungSpec) -> Path:
             return prepared[0]
     slots = image.layout(rung.shape, rung.precision)
     arena = Arena.anonymous(_end(slots))
-    _fill(arena, rung, slots)
+    _finished(_fill(arena, rung, slots))
     tensors = _tensors(arena, slots)
     path = _image_path(rung)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,22 +151,31 @@ def _image_path(rung: RungSpec) -> Path:
 # --- filling an arena
 
 
-def _read(arena: Arena, path: Path, begin: int) -> None:
+def _finished(work: Work[T]) -> T:
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value
+
+
+def _read(arena: Arena, path: Path, begin: int) -> Work[None]:
     with path.open("rb", buffering=0) as file:
         file.seek(begin)
         done, memory = 0, arena.memory
         while done < len(memory):
-            count = file.readinto(memory[done : done + (1 << 30)])
+            count = file.readinto(memory[done : done + READ_BYTES])
             if not count:
                 raise LadderError(f"{path}: truncated while it was read")
             done += count
+            yield
 
 
-def _fill(arena: Arena, rung: RungSpec, slots: tuple[Slot, ...]) -> None:
+def _fill(arena: Arena, rung: RungSpec, slots: tuple[Slot, ...]) -> Work[None]:
     stored = stored_tensors(rung.folder)
     check_stored(rung.shape, stored, rung.folder)
     if rung.shape.tied and f"{HEAD}.weight" in stored:
-        _check_same(stored[f"{HEAD}.weight"], stored[f"{EMBEDDING}.weight"])
+        yield from _check_same(stored[f"{HEAD}.weight"], stored[f"{EMBEDDING}.weight"])
     tensors = _tensors(arena, slots)
     for name in image.parameters(rung.shape):
         weight = tensors[name]
@@ -166,6 +187,7 @@ def _fill(arena: Arena, rung: RungSpec, slots: tuple[Slot, ...]) -> None:
                 tensors[offset_name(name)][part] = row_offsets(weight[part])
             else:
                 weight[part] = block
+            yield
 
 
 def _blocks(stored: Stored) -> Iterator[tuple[int, Tensor]]:
@@ -187,11 +209,15 @@ def _blocks(stored: Stored) -> Iterator[tuple[int, Tensor]]:
             yield first, part.view(DTYPES[stored.dtype]).view(count, *stored.shape[1:])
 
 
-def _check_same(head: Stored, embedding: Stored) -> None:
+def _check_same(head: Stored, embedding: Stored) -> Work[None]:
     """Refuse a folder that ties head and embedding but stores two different matrices."""
     is_alike = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     pairs = zip(_blocks(head), _blocks(embedding), strict=False)
-    if not is_alike or not all(torch.equal(one, other) for (_, one), (_, other) in pairs):
+    while is_alike and (pair := next(pairs, None)) is not None:
+        (_, one), (_, other) = pair
+        is_alike = torch.equal(one, other)
+        yield
+    if not is_alike:
         raise LadderError(
             f"{head.path}: {HEAD}.weight differs from {EMBEDDING}.weight, but config.json ties them"
         )
