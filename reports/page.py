@@ -20,8 +20,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from reports import show
 from reports.chart import LANE_HEIGHT, MEMORY_HEIGHT, WIDTH, Chart, chart, rung_style, shared_scale
 from reports.metrics import NS_PER_MS
+from reports.real import REAL_METRICS
 from reports.run import Attempt, Fate, Run, Seam
-from reports.summary import METRICS
+from reports.summary import METRICS, Metric
 from reports.table import rows
 from reports.texts import MARK, Joint, Stretch, ending, fragments
 from reports.verdict import Verdict, verdict
@@ -94,12 +95,18 @@ def contents(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> Contents:
         "summary": summary,
         "policies": [_policy(name, summary, run, chart(run, scale)) for name, run in runs.items()],
         "rows": rows(summary),
-        "definitions": {key: _definition(metric) for key, metric in METRICS.items()},
+        "definitions": {key: _definition(metric) for key, metric in _metrics(summary).items()},
         "box": {"width": WIDTH, "memory": MEMORY_HEIGHT, "lane": LANE_HEIGHT},
         "facts": {key: _plain(header.get(key)) for key in ("commit", "machine", "versions")},
         "scenario": _pretty(header.get("scenario")),
         "ladder": _pretty(header.get("ladder")),
     }
+
+
+def _metrics(summary: Mapping[str, Any]) -> Mapping[str, Metric]:
+    """The numbers that a summary has."""
+    real = any("real" in policy for policy in summary["policies"].values())
+    return {**METRICS, **REAL_METRICS} if real else METRICS
 
 
 def html_page(shown: Contents) -> str:

@@ -54,6 +54,31 @@ class TenantSummary(Strict):
     rung_tokens: dict[str, int]
 
 
+class Spread(Strict):
+    """Nearest-rank percentiles in milliseconds over ``n`` cases."""
+
+    p50: float | None
+    p99: float | None
+    n: int
+
+
+class RealSummary(Strict):
+    """What only a run with real processes has; definitions in ``reports.real``."""
+
+    kernel_kills: int | None
+    victims: list[str]
+    kernel_peak_bytes: int | None
+    kernel_room_bytes_min: int | None
+    major_faults: int | None
+    stalled_ms: float | None
+    signal_ms: Spread
+    boundary_ms: Spread
+    release_ms: Spread
+    told_to_relief_ms: Spread
+    load_ms: Spread
+    transplant_ms: Spread
+
+
 class PolicySummary(Strict):
     """The numbers of one policy."""
 
@@ -90,6 +115,7 @@ class PolicySummary(Strict):
     rung_seconds: dict[str, float]
     refusals: int
     simulated_s: float
+    real: RealSummary | None = None
     stall: Stall | None
     log_complete: bool
     log_sha256: str

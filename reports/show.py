@@ -38,6 +38,11 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.0f} %"
 
 
+def number(value: int | None) -> str:
+    """A whole number."""
+    return ABSENT if value is None else str(value)
+
+
 def decimal(value: float | None) -> str:
     """A plain number to three digits."""
     return ABSENT if value is None else f"{value:.3g}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reports import metrics
+from reports.real import real_numbers
 from reports.run import Run
 
 Metric = Callable[[Run], Any]
@@ -90,8 +91,10 @@ def summary_json(summary: Mapping[str, Any]) -> str:
 def _policy(run: Run) -> dict[str, Any]:
     numbers = {key: metric(run) for key, metric in METRICS.items()}
     longest = metrics.stall(run)
+    real = real_numbers(run)
     return {
         **numbers,
+        **({} if real is None else {"real": real}),
         "stall": None
         if longest is None
         else {

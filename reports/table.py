@@ -36,7 +36,7 @@ def rows(summary: Mapping[str, Any]) -> list[Row]:
     policies = list(summary["policies"].values())
     return [
         Row(group, label, tuple(cell(policy) for policy in policies))
-        for group, label, cell in (*_LINES, *_rung_lines(policies))
+        for group, label, cell in (*_LINES, *_rung_lines(policies), *_real_lines(policies))
     ]
 
 
@@ -118,6 +118,34 @@ def _rung_lines(policies: list[Policy]) -> Iterator[Line]:
     names = dict.fromkeys(rung for policy in policies for rung in policy["rung_token_share"])
     for rung in names:
         yield "Quality", f"tokens on {show.printable(rung)}", _share_of(rung)
+
+
+def _real_lines(policies: list[Policy]) -> tuple[Line, ...]:
+    return _REAL_LINES if any("real" in policy for policy in policies) else ()
+
+
+def _real(text: Callable[[Mapping[str, Any]], str]) -> Callable[[Policy], Cell]:
+    return _plain(lambda p: text(p["real"]) if "real" in p else show.ABSENT)
+
+
+def _spread(name: str) -> Callable[[Policy], Cell]:
+    return _real(lambda r: f"{show.span(r[name]['p50'])} / {show.span(r[name]['p99'])} (n={r[name]['n']})")
+
+
+_REAL_LINES: tuple[Line, ...] = (
+    ("Kernel", "kills by its own count", _real(lambda r: show.number(r["kernel_kills"]))),
+    ("Kernel", "victims", _real(lambda r: ", ".join(r["victims"]) or show.ABSENT)),
+    ("Kernel", "peak of the group", _real(lambda r: show.size(r["kernel_peak_bytes"]))),
+    ("Kernel", "least room below its limit", _real(lambda r: show.size(r["kernel_room_bytes_min"]))),
+    ("Kernel", "major faults", _real(lambda r: show.number(r["major_faults"]))),
+    ("Kernel", "stalled on memory", _real(lambda r: show.span(r["stalled_ms"]))),
+    ("Relief", "signal p50 / p99", _spread("signal_ms")),
+    ("Relief", "token boundary p50 / p99", _spread("boundary_ms")),
+    ("Relief", "release p50 / p99", _spread("release_ms")),
+    ("Relief", "told to relief p50 / p99", _spread("told_to_relief_ms")),
+    ("Relief", "then: load p50 / p99", _spread("load_ms")),
+    ("Relief", "then: transplant p50 / p99", _spread("transplant_ms")),
+)
 
 
 def _share_of(rung: str) -> Callable[[Policy], Cell]:
