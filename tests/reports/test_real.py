@@ -93,4 +93,4 @@ def test_it_is_in_every_report_of_a_real_run() -> None:
     assert line.split() == ["victims", "allocator", "42", "–"]
     page = markdown_page(contents(summary, runs))
     assert "token boundary p50 / p99" in page
-    assert "its own counter, which misses nothing between two looks" in page
+    assert "own counter, which misses nothing between two looks" in page
