@@ -67,34 +67,18 @@ def judge(earlier: Sequence[Observation], now: Observation, reaction: Reaction) 
     return Alarm(now, rate, expected_bytes)
 
 
-class Lookout:
-    """Waits on a signal, and looks closely for a while when it comes. Closes neither signal nor meter."""
+class Vigil:
+    """Sleeps until a signal comes, and from then on looks every 10 ms for a while. Closes nothing.
 
-    def __init__(self, signal: Signal, meter: Meter, reaction: Reaction) -> None:
-        self._signal, self._meter, self._reaction = signal, meter, reaction
+    A signal that is nothing but looking at an interval is always awake.
+    """
+
+    def __init__(self, signal: Signal, meter: Meter) -> None:
+        self._signal, self._meter = signal, meter
         self._alert_until_ns = 0
-        self._recent: deque[Observation] = deque()
 
-    def wait(self, within_ns: int) -> Alarm | None:
-        """The next reason to act; ``None`` if there is none within this time.
-
-        After an alarm it stays awake: calling again says whether the reason is still there.
-        """
-        until_ns = time.monotonic_ns() + within_ns
-        while True:
-            seen = self._look(until_ns)
-            while self._recent and seen.at_ns - self._recent[0].at_ns > RATE_MAX_NS:
-                self._recent.popleft()
-            alarm = judge(self._recent, seen, self._reaction)
-            self._recent.append(seen)
-            if alarm is not None:
-                self._alert_until_ns = seen.at_ns + ALERT_NS
-                return alarm
-            if seen.at_ns >= until_ns:
-                return None
-
-    def _look(self, until_ns: int) -> Observation:
-        """Wait for the signal or the next look, whichever is first, and observe."""
+    def look(self, until_ns: int) -> Observation:
+        """Wait for the signal, the next look or ``until_ns``, whichever is first, and observe."""
         now_ns = time.monotonic_ns()
         descriptor, pauses_ns = self._signal.fileno(), [max(0, until_ns - now_ns)]
         if now_ns < self._alert_until_ns:
@@ -106,6 +90,45 @@ class Lookout:
             poll.register(descriptor, self._signal.poll_mask)
         if poll.poll(min(pauses_ns) / MS_NS):
             seen = self._signal.read()
-            self._alert_until_ns = seen.at_ns + ALERT_NS
+            self.stay_awake(seen.at_ns)
             return seen
         return self._meter.read()
+
+    def stay_awake(self, since_ns: int) -> None:
+        """There is a reason to look closely for a second."""
+        self._alert_until_ns = since_ns + ALERT_NS
+
+    def awake(self, at_ns: int) -> bool:
+        """Whether it was looking closely at a time, or always is."""
+        return at_ns < self._alert_until_ns or self._signal.fileno() is None
+
+
+class Lookout:
+    """Waits on a signal, and looks closely for a while when it comes. Closes neither signal nor meter."""
+
+    def __init__(self, signal: Signal, meter: Meter, reaction: Reaction) -> None:
+        self._vigil, self._reaction = Vigil(signal, meter), reaction
+        self._recent: deque[Observation] = deque()
+
+    def wait(self, within_ns: int) -> Alarm | None:
+        """The next reason to act; ``None`` if there is none within this time.
+
+        After an alarm it stays awake: calling again says whether the reason is still there.
+        """
+        until_ns = time.monotonic_ns() + within_ns
+        while True:
+            seen = self._vigil.look(until_ns)
+            alarm = judge(self._recent, seen, self._reaction)
+            remember(self._recent, seen)
+            if alarm is not None:
+                self._vigil.stay_awake(seen.at_ns)
+                return alarm
+            if seen.at_ns >= until_ns:
+                return None
+
+
+def remember(recent: deque[Observation], seen: Observation) -> None:
+    """Add an observation, and forget those that are too old for a rate."""
+    while recent and seen.at_ns - recent[0].at_ns > RATE_MAX_NS:
+        recent.popleft()
+    recent.append(seen)

@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -139,10 +139,16 @@ class Allocator:
 
     def holding(self) -> Holding:
         """The newest report: at most 50 ms old, unless the pipe had filled up; then the next call has a newer one."""
+        for _ in self.reports():
+            pass
+        return self._last
+
+    def reports(self) -> Iterator[Holding]:
+        """Every report since the last call: one a block, and one every 50 ms; none that found the pipe full."""
         with contextlib.suppress(BlockingIOError):
             while raw := os.read(self._reports.fileno(), _REPORT.size):
                 self._last = Holding(*_REPORT.unpack(raw))
-        return self._last
+                yield self._last
 
     def wait_until_held(self, target_bytes: int, within_ns: int) -> Holding | None:
         """The report that it holds so much; ``None`` if that does not come in time, or the child is gone."""

@@ -1,0 +1,153 @@
+"""What a process can know of its budget: what the limit of its group leaves it beside what others use.
+
+Rules of this module:
+
+- Scenarios count weights, scratch and caches. An engine process needs more: Python, torch, their heaps. That *base* is
+  measured when the process is at rest, before an answer begins, and taken off the limit together with a *margin* for
+  what is not exact in anybody's books (the kernel counts in batches of half a MiB, page tables grow).
+- Others are whoever uses the rest. What the kernel can drop by itself (clean file pages) is nobody's.
+- A fall is told at once, and ahead of time when others grow so fast that they would meet the limit before the process
+  has reacted. It is told only while the signal is awake: a late signal leaves the process in the dark.
+- A rise is told when it has lasted a while, whatever the signal: nothing is in danger while it waits.
+- Sizes are integer bytes, times those of the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from realproc.cgroup import GroupV1, MemoryGroup
+from realproc.lookout import SECOND_NS, growth, remember
+from realproc.resident import MIB
+from realproc.signals import MS_NS, Observation
+
+QUANTUM_BYTES = MIB
+"""Changes below this are noise: the kernel charges a group, and counts a process, in batches."""
+CALM_NS = 100 * MS_NS
+"""How long a rise must last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How the limit of a group is divided; ``base_bytes`` is the engine's own anonymous memory at rest."""
+
+    limit_bytes: int
+    base_bytes: int
+    margin_bytes: int
+
+    def budget_bytes(self, others_bytes: int) -> int:
+        """What is left for weights and caches beside what others use; not below nothing."""
+        return max(0, self.limit_bytes - self.margin_bytes - self.base_bytes - others_bytes)
+
+    @property
+    def line_bytes(self) -> int:
+        """The usage of the group that is not to be exceeded."""
+        return self.limit_bytes - self.margin_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Memory in use in a group that cannot be dropped, and how much of it is the engine's own."""
+
+    at_ns: int
+    held_bytes: int
+    own_bytes: int
+
+    @property
+    def others_bytes(self) -> int:
+        """What is not the engine's."""
+        return max(0, self.held_bytes - self.own_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A budget for the process, what it was worked out from, and how fast others were growing."""
+
+    at_ns: int
+    budget_bytes: int
+    standing: Standing
+    rate_bytes_per_s: int
+
+
+class Teller:
+    """Decides what a process is told, one standing after the other."""
+
+    def __init__(self, share: Share, reaction_ns: int, budget_bytes: int) -> None:
+        """``budget_bytes`` is what the process was told before."""
+        self._share, self._reaction_ns, self._told_bytes = share, reaction_ns, budget_bytes
+        self._recent: deque[Observation] = deque()  # of what others use
+        self._expected: deque[tuple[int, int]] = deque()  # times and budgets of the last while
+
+    def hear(self, standing: Standing, *, awake: bool) -> Told | None:
+        """What to tell now, if anything."""
+        others = Observation(standing.at_ns, standing.others_bytes, self._share.limit_bytes)
+        rate = self._rate(others)
+        remember(self._recent, others)
+        budget_bytes = self._budget(standing, rate)
+        lasting_bytes = self._least_lately(standing.at_ns, budget_bytes)
+        if budget_bytes <= self._told_bytes - QUANTUM_BYTES and awake:
+            self._told_bytes = budget_bytes
+        elif lasting_bytes >= self._told_bytes + QUANTUM_BYTES:
+            self._told_bytes = lasting_bytes
+        else:
+            return None
+        return Told(standing.at_ns, self._told_bytes, standing, rate)
+
+    def _rate(self, others: Observation) -> int:
+        """How fast others grow, if they have grown by more than noise."""
+        least_bytes = min((seen.usage_bytes for seen in self._recent), default=others.usage_bytes)
+        return growth(self._recent, others) if others.usage_bytes >= least_bytes + QUANTUM_BYTES else 0
+
+    def _budget(self, standing: Standing, rate: int) -> int:
+        """The budget now; or, if others would meet the line before a reaction is over, the one to come."""
+        ahead_bytes = rate * self._reaction_ns // SECOND_NS
+        pressing = standing.held_bytes + ahead_bytes > self._share.line_bytes
+        return self._share.budget_bytes(standing.others_bytes + (ahead_bytes if pressing else 0))
+
+    def _least_lately(self, at_ns: int, budget_bytes: int) -> int:
+        """The least budget of the last while, with this one."""
+        while self._expected and at_ns - self._expected[0][0] >= CALM_NS:
+            self._expected.popleft()
+        self._expected.append((at_ns, budget_bytes))
+        return min(budget for _, budget in self._expected)
+
+
+# --- reading ---
+
+
+class Ledger:
+    """Reads the standing of an engine process in its group, in some ten microseconds."""
+
+    def __init__(self, group: MemoryGroup) -> None:
+        self._group = group
+        self._droppable = _DROPPABLE_V1 if isinstance(group, GroupV1) else _DROPPABLE_V2
+
+    def read(self, at_ns: int, pid: int | None) -> Standing:
+        """The standing now; ``OSError`` if the group is gone."""
+        usage_bytes = int(self._group.usage_file.read_bytes())
+        own_bytes = 0 if pid is None else anonymous_bytes(pid)
+        stat = self._group.folder / "memory.stat"
+        return Standing(
+            at_ns, max(0, usage_bytes - self._clean(stat.read_text("ascii").splitlines())), own_bytes
+        )
+
+    def _clean(self, lines: Iterable[str]) -> int:
+        sizes = dict(line.split(" ", 1) for line in lines)
+        return max(0, sum(sign * int(sizes.get(key, "0")) for key, sign in self._droppable.items()))
+
+
+_DROPPABLE_V1 = {"total_cache": 1, "total_shmem": -1, "total_dirty": -1, "total_writeback": -1}
+_DROPPABLE_V2 = {"file": 1, "shmem": -1, "file_dirty": -1, "file_writeback": -1}
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Memory of a process without a file behind it; 0 once it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text("ascii").split()
+    except OSError:
+        return 0
+    return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE

@@ -1,0 +1,105 @@
+"""A process is told what it may have: at once and ahead of time when it falls, after a while when it rises."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realproc.budget import CALM_NS, QUANTUM_BYTES, Ledger, Share, Standing, Teller, anonymous_bytes
+from realproc.cgroup import GroupV1, GroupV2
+from realproc.lookout import LOOK_NS, SECOND_NS
+from realproc.resident import MIB
+from realproc.signals import MS_NS
+from tests.realproc.conftest import FILES_V1, FILES_V2
+from tests.realproc.trees import plant
+
+SHARE = Share(limit_bytes=100 * MIB, base_bytes=20 * MIB, margin_bytes=4 * MIB)
+REACTION_NS = 50 * MS_NS
+OWN = 20 * MIB
+
+
+def told(
+    others: Callable[[int], int], duration_ms: int, *, awake: bool = True, own: int = OWN
+) -> list[tuple[int, int]]:
+    """Milliseconds and budgets told, to a process that was told everything, by a look every 10 ms."""
+    teller = Teller(SHARE, REACTION_NS, SHARE.budget_bytes(0))
+    heard = []
+    for at_ms in range(0, duration_ms, LOOK_NS // MS_NS):
+        standing = Standing(at_ms * MS_NS, others(at_ms) + own, own)
+        if news := teller.hear(standing, awake=awake):
+            heard.append((at_ms, news.budget_bytes))
+    return heard
+
+
+def test_the_limit_is_divided() -> None:
+    assert SHARE.budget_bytes(0) == 76 * MIB
+    assert SHARE.budget_bytes(80 * MIB) == 0
+    assert SHARE.line_bytes == 96 * MIB
+
+
+def test_a_fall_is_told_at_once_and_a_rise_when_it_lasts() -> None:
+    news = told(lambda ms: 10 * MIB if 100 <= ms < 400 else 0, 1000)
+    assert news == [(100, 66 * MIB), (390 + CALM_NS // MS_NS, 76 * MIB)]
+
+
+def test_a_rise_that_does_not_last_is_not_told() -> None:
+    assert told(lambda ms: 0 if ms % 80 < 10 else 10 * MIB, 1000) == [(10, 66 * MIB)]
+
+
+def test_a_jump_near_the_line_is_taken_for_the_beginning_of_more() -> None:
+    """10 MiB within 10 ms may be 1 GiB a second; a while later it was not."""
+    news = told(lambda ms: 10 * MIB if ms >= 100 else 0, 1000, own=50 * MIB)
+    assert news == [(100, 16 * MIB), (200, 66 * MIB)]
+
+
+@given(st.integers(0, 2**20 - 1), st.integers(1, 50))
+def test_noise_is_not_told(noise: int, period: int) -> None:
+    assert told(lambda ms: noise if ms // 10 % period else 0, 1000) == []
+
+
+def test_a_late_signal_leaves_the_process_in_the_dark() -> None:
+    """But not for ever: what has been told of a rise needs no signal."""
+    assert told(lambda ms: 40 * MIB if ms < 500 else 0, 1000, awake=False) == []
+    teller = Teller(SHARE, REACTION_NS, 0)
+    assert [teller.hear(Standing(ms * MS_NS, OWN, OWN), awake=False) is not None for ms in (0, 10, 20)] == [
+        True, False, False,
+    ]  # fmt: skip
+
+
+@given(st.integers(5, 400), st.integers(0, 40))
+def test_fast_growth_is_told_before_it_hurts(mib_per_s: int, start_ms: int) -> None:
+    """Whatever grows steadily, the budget it will have left after the reaction is told before the line is met."""
+    end_ms = start_ms + 40_000 // mib_per_s  # 40 MiB later
+
+    def others(ms: int) -> int:
+        return min(max(0, ms - start_ms), end_ms - start_ms) * mib_per_s * MIB // 1000
+
+    own = 60 * MIB  # with 40 MiB more, above the line of 96 MiB
+    news = told(others, end_ms + 500, own=own)
+    meets_ms = start_ms + 36_000 / mib_per_s
+    need = SHARE.budget_bytes(36 * MIB)
+    assert news, "it was told"
+    in_time = [budget for at_ms, budget in news if at_ms <= meets_ms - REACTION_NS / MS_NS + LOOK_NS / MS_NS]
+    if (meets_ms - start_ms) > REACTION_NS / MS_NS + 5 * LOOK_NS / MS_NS:
+        assert in_time, "with time enough, it was told in time"
+        assert min(in_time) <= need + 2 * QUANTUM_BYTES + mib_per_s * MIB * LOOK_NS // SECOND_NS
+    assert abs(news[-1][1] - SHARE.budget_bytes(others(end_ms + 500))) < 2 * QUANTUM_BYTES
+
+
+def test_what_can_be_dropped_is_not_held(tmp_path: Path) -> None:
+    """Both kinds of group: 14,000 bytes in use, 7,500 of them clean pages of files."""
+    for kind, files in ((GroupV1, FILES_V1), (GroupV2, FILES_V2)):
+        group = kind(plant(tmp_path / kind.__name__, files))
+        standing = Ledger(group).read(5, None)
+        assert standing == Standing(5, 14_000 - 7_500, 0)
+
+
+def test_own_memory_is_what_has_no_file_behind_it() -> None:
+    before, block = anonymous_bytes(os.getpid()), bytearray(8 * MIB)
+    assert 7 * MIB < anonymous_bytes(os.getpid()) - before < 10 * MIB
+    del block
+    assert anonymous_bytes(2**22 + 1) == 0, "no process has such an id"
