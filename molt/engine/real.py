@@ -80,10 +80,18 @@ class _Generation:
 
 
 class RealEngine:
-    """``molt.engine.protocol.Engine`` over torch."""
+    """``molt.engine.protocol.Engine`` over torch.
+
+    Caches are spilled to ``spill_folder``, whose owner removes it, or else to a folder that goes with the engine.
+    """
 
     def __init__(
-        self, spec: LadderSpec, *, measure_handoff: bool = False, device: torch.device = CPU
+        self,
+        spec: LadderSpec,
+        *,
+        measure_handoff: bool = False,
+        device: torch.device = CPU,
+        spill_folder: Path | None = None,
     ) -> None:
         self._spec = spec
         self._device = device
@@ -95,6 +103,7 @@ class RealEngine:
         self._loading: dict[str, Iterator[_Loaded | None]] = {}
         self._laboratory: dict[str, _Loaded] = {}
         self._generations: dict[str, _Generation] = {}
+        self._spill_folder = spill_folder
         self._folder: TemporaryDirectory[str] | None = None
 
     # -- weights
@@ -222,11 +231,9 @@ class RealEngine:
         Raises ``SpillError`` and changes nothing if it cannot be written.
         """
         generation = self._generations[tenant]
-        if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="molt-spilled-")
         with no_memory_is(SpillError, "to write it"):
             empty = self._empty_cache(generation.rung, capacity=0)
-            generation.spilled = spill(generation.cache, Path(self._folder.name))
+            generation.spilled = spill(generation.cache, self._place_to_spill())
         freed = generation.cache.nbytes
         generation.cache = empty
         return freed
@@ -322,6 +329,13 @@ class RealEngine:
         resident = as_resident(loaded.decoder, self._spec, rung)
         memory = (lambda: None) if loaded.arena is None else loaded.arena.watch()
         yield _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
+
+    def _place_to_spill(self) -> Path:
+        if self._spill_folder is not None:
+            return self._spill_folder
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="molt-spilled-")
+        return Path(self._folder.name)
 
     def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
         return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity, self._device)

@@ -1,0 +1,169 @@
+"""The process with the models: ``python -m molt.live.child``, started by ``remote.py``. It calls an engine as told.
+
+Rules of this process:
+
+- It enters its control group first, before a tensor library is imported, so that all it allocates is counted there.
+- What it says to its parent goes through its first standard output; whatever else is printed goes to the error output.
+- It is tied to its parent, and ignores the Ctrl-C of a terminal, which is for the parent.
+- A failure that the protocol knows is answered. Any other ends the process: what it held can no longer be relied upon.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, assert_never
+
+import typer
+
+from molt.engine.modelled import ModelledEngine
+from molt.engine.protocol import Engine, LoadError, SpillError, SwitchError
+from molt.errors import InputError
+from molt.live import lifeline, wire
+from molt.live.paced import Paced
+from molt.live.wire import CALLS, REPLIES, Ended, Reply, Wire
+from molt.models.ladder_file import LadderSpec, resolve
+from molt.profile import load_profile
+
+
+class EngineKind(StrEnum):
+    """Real model steps, or their books only."""
+
+    REAL = "real"
+    MODELLED = "modelled"
+
+
+class Residency(StrEnum):
+    """Weights as memory of the process, or as pages of a file."""
+
+    ANONYMOUS = "anonymous"
+    MAPPED = "mapped"
+
+
+def main(
+    parent: Annotated[int, typer.Option(help="Process id of the parent.")],
+    ladder: Annotated[str, typer.Option(help="Ladder name or file.")],
+    engine: Annotated[EngineKind, typer.Option(help="Real model steps, or their books only.")],
+    weights: Annotated[Residency | None, typer.Option(help="In place of what the ladder says.")] = None,
+    group: Annotated[Path | None, typer.Option(help="Folder of a control group to enter.")] = None,
+    spill: Annotated[Path | None, typer.Option(help="Folder for caches on disk.")] = None,
+    device: Annotated[str, typer.Option(help="Where the real engine computes: cpu, or cuda.")] = "cpu",
+    profile: Annotated[str | None, typer.Option(help="With --pace: the profile of the costs.")] = None,
+    pace: Annotated[float, typer.Option(help="Modelled steps last so many times their cost.")] = 0.0,
+) -> None:
+    """Serve one engine on the standard input and output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe = _take_pipe()
+    lifeline.tie_to_parent(parent)
+    try:
+        if group is not None:
+            _enter(group)
+        spec = resolve(ladder)
+        is_real = engine is EngineKind.REAL
+        made = _real(spec, weights, spill, device) if is_real else _modelled(spec, profile, pace)
+    except InputError as error:
+        pipe.send(REPLIES, Reply(0, failure="InputError", reason=str(error)))
+        raise typer.Exit(2) from None
+    pipe.send(REPLIES, Reply(0))
+    serve(made, pipe)
+
+
+def serve(engine: Engine, pipe: Wire) -> None:
+    """Answer calls until the other side has gone."""
+    try:
+        while True:
+            numbered = pipe.receive(CALLS)
+            pipe.send(REPLIES, answer(engine, numbered.number, numbered.call))
+    except Ended:
+        return
+
+
+def answer(engine: Engine, number: int, call: wire.Call) -> Reply:
+    """What comes of one call."""
+    try:
+        result = _perform(engine, call)
+    except (LoadError, SwitchError, SpillError) as error:
+        result = {"failure": type(error).__name__, "reason": str(error)}
+    return Reply(number, **(result | _held(engine, call)))
+
+
+def _perform(engine: Engine, call: wire.Call) -> dict[str, Any]:
+    match call:
+        case wire.Load():
+            return {"is_done": engine.load(call.rung, call.within_ns)}
+        case wire.Release():
+            return {"number_result": engine.release(call.rung)}
+        case wire.Admit():
+            engine.admit(call.tenant, call.request, call.rung, call.capacity)
+        case wire.Read():
+            engine.read(call.tenant, call.tokens, call.chunk)
+        case wire.Decode():
+            return {"decoded": engine.decode(call.tenant, call.count, call.heal)}
+        case wire.Switch():
+            return {"handoff": engine.switch(call.tenant, call.dest, call.route, call.capacity, call.native)}
+        case wire.Grow():
+            engine.grow(call.tenant, call.capacity)
+        case wire.Shed():
+            return {"number_result": engine.shed(call.tenant, call.keep_cells, call.rung)}
+        case wire.OfTenant():
+            return {"number_result": getattr(engine, call.call)(call.tenant)}
+        case _:
+            assert_never(call)
+    return {}
+
+
+def _held(engine: Engine, call: wire.Call) -> dict[str, Any]:
+    match call:
+        case wire.Load() | wire.Release():
+            return {"held_bytes": engine.weight_bytes(call.rung)}
+        case wire.OfTenant(call="finish"):
+            return {}
+        case _:
+            return {
+                "held_bytes": engine.cache_bytes(call.tenant),
+                "settled": engine.settled_cells(call.tenant),
+            }
+
+
+def _take_pipe() -> Wire:
+    """The standard input and output as the pipe; in their places, nothing and the error output."""
+    pipe = Wire(os.dup(0), os.dup(1))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return pipe
+
+
+def _enter(group: Path) -> None:
+    try:
+        (group / "cgroup.procs").write_text("0", encoding="ascii")
+    except OSError as error:
+        raise InputError(f"{group}: this process cannot be moved into it: {error.strerror}") from None
+
+
+def _real(spec: LadderSpec, weights: Residency | None, spill: Path | None, device: str) -> Engine:
+    from molt.engine.device import usable_device
+    from molt.engine.real import RealEngine  # torch
+
+    if weights is not None:
+        spec = replace(spec, rungs=tuple(replace(rung, residency=weights.value) for rung in spec.rungs))
+    return RealEngine(spec, device=usable_device(device), spill_folder=spill)
+
+
+def _modelled(spec: LadderSpec, profile: str | None, pace: float) -> Engine:
+    if not pace:
+        return ModelledEngine(spec.ladder)
+    costs = load_profile(profile or spec.ladder.name, spec.ladder)
+    return Paced(spec.ladder, costs, lambda cost_ns: time.sleep(cost_ns * pace / 1e9))
+
+
+if __name__ == "__main__":
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    program.command()(main)
+    program(prog_name="molt.live.child", args=sys.argv[1:])

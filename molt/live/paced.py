@@ -1,0 +1,69 @@
+"""A modelled engine whose calls take as long as a profile says, by whatever clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from molt.core.costs import CostModel
+from molt.core.events import Handoff
+from molt.core.healing import chunk
+from molt.core.ladder import Ladder, RouteKind
+from molt.engine.modelled import ModelledEngine
+from molt.engine.protocol import Decoded
+
+
+class Paced(ModelledEngine):
+    """A modelled engine that lets time go by: ``elapse`` is called with the cost of every load, step, switch and
+    release, and of every way of a cache to disk or back, in nanoseconds."""
+
+    def __init__(self, ladder: Ladder, costs: CostModel, elapse: Callable[[int], None]) -> None:
+        super().__init__(ladder)
+        self._costs = costs
+        self._elapse = elapse
+        self._left_ns: dict[str, int] = {}
+
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
+        left_ns = self._left_ns.pop(rung, self._costs.rungs[rung].load_ns)
+        stretch_ns = left_ns if within_ns is None else min(left_ns, within_ns)
+        self._elapse(stretch_ns)
+        if stretch_ns < left_ns:
+            self._left_ns[rung] = left_ns - stretch_ns
+            return False
+        return super().load(rung)
+
+    def release(self, rung: str) -> int:
+        if self._left_ns.pop(rung, None) is None and rung in self._resident:
+            self._elapse(self._costs.rungs[rung].release_ns)
+        return super().release(rung)
+
+    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+        generation = self._generations[tenant]
+        self._elapse(self._costs.rungs[generation.rung].read.ns(tokens, generation.cells))
+        super().read(tenant, tokens, chunk)
+
+    def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
+        generation = self._generations[tenant]
+        healed = chunk(generation.cells, generation.settled, heal)
+        self._elapse(self._costs.rungs[generation.rung].healing_ns(healed, generation.cells) * count)
+        return super().decode(tenant, count, heal)
+
+    def switch(
+        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+    ) -> Handoff | None:
+        generation = self._generations[tenant]
+        self._elapse(self._costs.switch_ns(generation.rung, dest, generation.cells, native))
+        return super().switch(tenant, dest, route, capacity, native)
+
+    def spill(self, tenant: str) -> int:
+        self._elapse(self._costs.spill_ns(self.cache_bytes(tenant)))
+        return super().spill(tenant)
+
+    def restore(self, tenant: str) -> None:
+        generation = self._generations[tenant]
+        size = self._ladder.rung(generation.rung).kv_bytes(generation.cells)
+        self._elapse(self._costs.restore_ns(size))
+        super().restore(tenant)
+
+    def kill(self) -> None:
+        self._left_ns.clear()
+        super().kill()

@@ -1,0 +1,314 @@
+"""An engine in a process of its own, behind the same protocol. This process imports no tensor library.
+
+Rules of this module:
+
+- Only plain data crosses the pipe (``wire.py``); what the engine holds is said with every answer and kept here.
+- The child is dead when it has ended, when it does not answer in time, or when it answers something else than was
+  asked. All three raise ``EngineDied`` from the call under way, or from the next one; a child that lives is killed.
+- ``start`` and every call are made by one thread, which stays until the end: the kernel ends the child with it.
+- Nothing is left behind: the folder for caches on disk is made and removed here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from molt.core.events import Handoff
+from molt.core.ladder import RouteKind
+from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError
+from molt.errors import InputError
+from molt.live import wire
+from molt.live.wire import CALLS, REPLIES, Ended, Numbered, Reply, Silence, Wire, WireError
+
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": "131072",
+    "MALLOC_TRIM_THRESHOLD_": "131072",
+}
+"""So that freed memory goes back to the system, and waiting threads leave the cores to others. What is set stays."""
+LOOK_S = 0.2
+END_S = 2.0
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an answer may take, in seconds, before the child counts as dead: to come up, and to any one call."""
+
+    start_s: float = 300.0
+    call_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to start: see the options of ``molt.live.child``. ``group`` is the folder of a control group to enter."""
+
+    ladder: str
+    engine: Literal["real", "modelled"] = "real"
+    weights: Literal["anonymous", "mapped"] | None = None
+    group: Path | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    profile: str | None = None
+    pace: float = 0.0
+
+    def arguments(self, spill: Path) -> list[str]:
+        """The command line of the child."""
+        ladder = Path(self.ladder)
+        is_file = ladder.suffix in (".yaml", ".yml") or len(ladder.parts) != 1
+        options = {
+            "parent": str(os.getpid()),
+            "ladder": str(ladder.resolve()) if is_file else self.ladder,
+            "engine": self.engine,
+            "weights": self.weights,
+            "group": None if self.group is None else str(self.group),
+            "spill": str(spill),
+            "device": self.device,
+            "profile": self.profile,
+            "pace": str(self.pace),
+        }
+        given = [
+            word for name, value in options.items() if value is not None for word in (f"--{name}", value)
+        ]
+        return [sys.executable, "-m", "molt.live.child", *given]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the child: this process's, completed."""
+        threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+        return {**ENVIRONMENT, **os.environ, **threads}
+
+
+class RemoteEngine:
+    """Implements ``molt.engine.protocol.Engine`` over a child process; ``start`` brings it up, ``kill`` ends it."""
+
+    def __init__(self, spec: ChildSpec, patience: Patience | None = None) -> None:
+        self._spec = spec
+        self._patience = patience or Patience()
+        self._command: Callable[[Path], list[str]] = spec.arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Wire | None = None
+        self._folder: TemporaryDirectory[str] | None = None
+        self._number = 0
+        self._death: EngineDied | None = None
+        self._hurry_s = float("inf")
+        self._cache_bytes: dict[str, int] = {}
+        self._settled: dict[str, int] = {}
+        self._weight_bytes: dict[str, int] = {}
+
+    # -- the process
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, ``None`` while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Bring the child up, cold. Nothing to do if there is one.
+
+        Raises ``InputError`` if it refuses what it was asked for, ``EngineDied`` if it does not come up.
+        """
+        if self._process is not None:
+            return
+        self._folder = TemporaryDirectory(prefix="molt-spilled-")
+        self._process = subprocess.Popen(  # noqa: S603
+            self._command(Path(self._folder.name)),
+            cwd=ROOT,
+            env=self._spec.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        assert self._process.stdin is not None, "it has pipes"
+        assert self._process.stdout is not None, "it has pipes"
+        self._pipe = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self._number = 0
+        greeting = self._receive("start", self._patience.start_s)
+        if greeting.failure is not None:
+            self.kill()
+            raise InputError(greeting.reason)
+
+    def check(self) -> None:
+        """``EngineDied`` if the child has gone since the last call."""
+        if self._death is None and self._process is not None and self._process.poll() is not None:
+            self._bury("it ended between two calls")
+        if self._death is not None:
+            raise self._death
+
+    def hurry(self, within_s: float) -> None:
+        """From now on, give the child no longer than this in all. May be called by any thread."""
+        self._hurry_s = time.monotonic() + within_s
+
+    def kill(self) -> None:
+        """End the child, and lose everything with it. Nothing to do if there is none."""
+        process, self._process = self._process, None
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            _end(process)
+            for end in (process.stdin, process.stdout):
+                assert end is not None, "it has pipes"
+                end.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+        self._death = None
+        for held in (self._cache_bytes, self._settled, self._weight_bytes):
+            held.clear()
+
+    # -- weights
+
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
+        reply = self._call(wire.Load(rung, within_ns))
+        self._weight_bytes[rung] = reply.held_bytes
+        return self._due(reply.is_done, "load")
+
+    def release(self, rung: str) -> int:
+        reply = self._call(wire.Release(rung))
+        self._weight_bytes[rung] = reply.held_bytes
+        return self._due(reply.number_result, "release")
+
+    def weight_bytes(self, rung: str) -> int:
+        return self._weight_bytes.get(rung, 0)
+
+    # -- generations
+
+    def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
+        self._about(tenant, wire.Admit(tenant, request, rung, capacity))
+
+    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+        self._about(tenant, wire.Read(tenant, tokens, chunk))
+
+    def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
+        return self._due(self._about(tenant, wire.Decode(tenant, count, heal)).decoded, "decode")
+
+    def switch(
+        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+    ) -> Handoff | None:
+        return self._about(tenant, wire.Switch(tenant, dest, route, capacity, native)).handoff
+
+    def park(self, tenant: str) -> int:
+        return self._due(self._about(tenant, wire.OfTenant(tenant, "park")).number_result, "park")
+
+    def grow(self, tenant: str, capacity: int) -> None:
+        self._about(tenant, wire.Grow(tenant, capacity))
+
+    def spill(self, tenant: str) -> int:
+        return self._due(self._about(tenant, wire.OfTenant(tenant, "spill")).number_result, "spill")
+
+    def restore(self, tenant: str) -> None:
+        self._about(tenant, wire.OfTenant(tenant, "restore"))
+
+    def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
+        return self._due(self._about(tenant, wire.Shed(tenant, keep_cells, rung)).number_result, "shed")
+
+    def finish(self, tenant: str) -> None:
+        """Forget a tenant. That the child is gone, and the tenant with it, is told by the next call."""
+        with suppress(EngineDied):
+            self._call(wire.OfTenant(tenant, "finish"))
+        self._cache_bytes.pop(tenant, None)
+        self._settled.pop(tenant, None)
+
+    def cache_bytes(self, tenant: str) -> int:
+        return self._cache_bytes.get(tenant, 0)
+
+    def settled_cells(self, tenant: str) -> int:
+        return self._settled[tenant]
+
+    # -- detail
+
+    def _about(self, tenant: str, call: wire.Call) -> Reply:
+        reply = self._call(call)
+        self._cache_bytes[tenant], self._settled[tenant] = reply.held_bytes, reply.settled
+        return reply
+
+    def _call(self, call: wire.Call) -> Reply:
+        if self._death is not None:
+            raise self._death
+        assert self._pipe is not None, "there is no child"
+        self._number += 1
+        try:
+            self._pipe.send(CALLS, Numbered(self._number, call))
+        except Ended:
+            raise self._bury(f"it ended before {call.call}") from None
+        reply = self._receive(call.call, self._patience.call_s)
+        match reply.failure:
+            case None:
+                return reply
+            case "LoadError":
+                raise LoadError(reply.reason)
+            case "SwitchError":
+                raise SwitchError(reply.reason)
+            case "SpillError":
+                raise SpillError(reply.reason)
+        raise self._bury(f"it answered {call.call} with a {reply.failure}")
+
+    def _receive(self, call: str, within_s: float) -> Reply:
+        assert self._pipe is not None, "there is no child"
+        until_s = time.monotonic() + within_s
+        try:
+            while True:
+                try:
+                    look_s = min(until_s, self._hurry_s, time.monotonic() + LOOK_S)
+                    reply = self._pipe.receive(REPLIES, look_s)
+                    break
+                except Silence:
+                    if time.monotonic() >= min(until_s, self._hurry_s):
+                        raise
+        except Silence:
+            raise self._bury(f"it did not answer {call} in time") from None
+        except Ended:
+            raise self._bury(f"it ended during {call}") from None
+        except WireError as error:
+            raise self._bury(f"its answer to {call} is none: {error}") from None
+        if reply.number != self._number:
+            raise self._bury(f"it answered call {reply.number} instead of {self._number}, {call}")
+        return reply
+
+    def _due(self, value, call: str):  # type: ignore[no-untyped-def]
+        """What an answer must have."""
+        if value is None:
+            raise self._bury(f"its answer to {call} lacks the result")
+        return value
+
+    def _bury(self, what: str) -> EngineDied:
+        """The child counts as dead, and is killed if it is not; until ``kill``, every call says so."""
+        assert self._process is not None, "there is no child"
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.5 if "ended" in what else 0)
+        by_itself = self._process.poll() is not None
+        _end(self._process)
+        status = self._process.returncode
+        self._death = EngineDied(
+            f"{what}: {_spoken(status)}" if by_itself else f"{what}; killed for it", status
+        )
+        return self._death
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _spoken(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    with suppress(ValueError):
+        return f"killed by {signal.Signals(-status).name}"
+    return f"killed by signal {-status}"
