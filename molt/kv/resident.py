@@ -12,12 +12,9 @@ from torch import Tensor
 from molt.core.ladder import KVLayout
 from molt.kv.cache import PreallocatedCache
 from molt.models.decoder import Cells, Decoder
+from molt.models.flops import CHUNK_TOKENS
 from molt.models.ladder_file import LadderSpec
 from molt.models.rope import Rope
-
-CHUNK_TOKENS = 256
-"""Most tokens in one forward pass where nobody asks for fewer: bounds the activations, which grow with them.
-"""
 
 
 class NotFinite(Exception):

@@ -23,9 +23,10 @@ from molt.kv.resident import Resident
 from molt.kv.rope import rotate, unrotate
 from molt.kv.state import KVState
 from molt.kv.tables.bench import Text
-from molt.kv.tables.flops import read_flops, transplant_flops
+from molt.kv.tables.flops import transplant_flops
 from molt.kv.tables.small_map import flat
 from molt.kv.transplant import Islands, carry, transplant
+from molt.models.flops import read_flops
 from molt.models.model_config import ModelShape
 
 OWN = "own cache (floor)"

@@ -1,56 +1,21 @@
-"""FLOPs of the ways to get a cache, counted by hand: two for every multiply-add of a matrix product.
-
-Per layer of a dense decoder (t tokens, T cells at the end of the chunk, H heads, G KV heads, D their dimension):
-
-- projections: queries, keys and values ``t hidden (H + 2 G) D``, output ``t H D hidden``;
-- attention: scores ``t T H D`` and as much again for the values. The kernel computes masked scores too, so a
-  chunk of t tokens after c cells counts ``T = c + t`` for every one of its tokens;
-- MLP: gate, up and down, ``3 t hidden ff``.
-
-Left out, because they are a few operations a value where the products are hundreds: norms, rotations, softmax,
-activations, and the embedding, which is a look-up. INT8 products count like others. A read computes no logits.
-"""
+"""FLOPs of what a map does; ``molt.models.flops`` says how they are counted."""
 
 from __future__ import annotations
 
 from molt.kv.project import KVMap
-from molt.kv.resident import CHUNK_TOKENS
+from molt.models.flops import PER_MULTIPLY_ADD, MapSize, carry_flops
 from molt.models.model_config import ModelShape
-
-PER_MULTIPLY_ADD = 2
-
-
-def read_flops(
-    shape: ModelShape, tokens: int, cells: int = 0, layers: int | None = None, chunk: int = CHUNK_TOKENS
-) -> int:
-    """Reading ``tokens`` after ``cells`` cells, through the first ``layers`` layers (default: all)."""
-    width = shape.heads * shape.head_dim
-    projections = shape.hidden * (width + 2 * shape.kv_heads * shape.head_dim) + width * shape.hidden
-    dense = tokens * (projections + 3 * shape.hidden * shape.ff)
-    attention = 0
-    for first in range(0, tokens, chunk):
-        part = min(chunk, tokens - first)
-        attention += 2 * part * (cells + first + part) * width
-    return PER_MULTIPLY_ADD * (shape.layers if layers is None else layers) * (dense + attention)
 
 
 def map_flops(kv_map: KVMap, cells: int) -> int:
     """Sending ``cells`` cells through a map: every weight once a cell."""
-    return PER_MULTIPLY_ADD * cells * sum(layer.weight.numel() for layer in kv_map.layers)
+    return PER_MULTIPLY_ADD * cells * _size(kv_map).weights
 
 
 def transplant_flops(kv_map: KVMap, dest: ModelShape, cells: int, first: int, last: int) -> int:
-    """A transplant of ``cells`` cells with islands of ``first`` and ``last`` tokens.
+    """A transplant of ``cells`` cells with islands of ``first`` and ``last`` tokens."""
+    return carry_flops(_size(kv_map), dest, cells, first, last)
 
-    The first ones are read with nothing before them, the last ones after all others; what the map is given of
-    the cells between costs the layers that the destination runs natively.
-    """
-    first = min(first, cells)
-    last = min(last, cells - first)
-    between = cells - first - last
-    return (
-        read_flops(dest, first)
-        + map_flops(kv_map, between)
-        + read_flops(dest, between, first, kv_map.native_layers)
-        + read_flops(dest, last, cells - last)
-    )
+
+def _size(kv_map: KVMap) -> MapSize:
+    return MapSize(sum(layer.weight.numel() for layer in kv_map.layers), kv_map.native_layers)

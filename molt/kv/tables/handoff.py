@@ -41,7 +41,6 @@ from molt.kv.tables.caches import (
     moments,
     references,
 )
-from molt.kv.tables.flops import read_flops
 from molt.kv.tables.gates import GREEDY_TOKENS, check_rung
 from molt.kv.tables.judging import (
     Predictions,
@@ -55,6 +54,7 @@ from molt.kv.tables.judging import (
 )
 from molt.kv.tables.result import Cost, Gate, Handoff, LeftOut, RouteTable, Row
 from molt.kv.tables.summary import summarise
+from molt.models.flops import read_flops
 
 GATE_TOKENS = 128
 """Most tokens of the text that the gates are checked on."""

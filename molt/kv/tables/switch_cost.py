@@ -17,9 +17,10 @@ from molt.kv.cache import PreallocatedCache
 from molt.kv.resident import CHUNK_TOKENS, Resident
 from molt.kv.state import KVState
 from molt.kv.tables.bench import Bench, Progress, Settings, origin, quietly
-from molt.kv.tables.flops import read_flops, transplant_flops
+from molt.kv.tables.flops import transplant_flops
 from molt.kv.tables.result import RouteCost, Step, SwitchCost
 from molt.kv.transplant import carry, transplant
+from molt.models.flops import read_flops
 
 CONTEXT_MIN, CONTEXT_MAX = 64, 4_096
 SPARE = 64

@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from molt.kv.features import columns_per_layer
 from molt.kv.project import KVMap, LayerMap
-from molt.kv.tables.flops import map_flops, read_flops, transplant_flops
+from molt.kv.tables.flops import map_flops, transplant_flops
 from molt.kv.transplant import Islands, transplant
+from molt.models.flops import read_flops
 from molt.models.model_config import ModelShape, RopeShape
 from tests.kv.conftest import TinyRung
 
