@@ -1,0 +1,228 @@
+// One answer on its way: its words by rung, its seams, its state. Text of models only ever becomes textContent.
+
+import { answer, duration, percent } from "./wire.js";
+
+/** How the levers look: a glyph, what the tenant's state becomes, and what happened, in words. */
+export const LEVERS = {
+  switch: ["⇆", "writing", (m) => `${m.from} → ${m.to}`],
+  park: ["‖", "parked", () => "parked: attention state kept, weights gone"],
+  resume: ["▸", "writing", (m) => `resumed${m.rung ?? m.to ? ` on ${m.rung ?? m.to}` : ""}`],
+  defer: ["…", "deferred", () => "deferred: waiting for room"],
+  admit: ["→", "reading", (m) => `admitted${m.rung ? ` on ${m.rung}` : ""}`],
+  spill: ["↧", "spilled", () => "spilled: attention state on disk"],
+  restore: ["↥", "parked", () => "restored from disk"],
+  shed: ["−", "shed", () => "shed: oldest context forgotten"],
+  restarted: ["↻", "reading", () => "restarted from the beginning"],
+  healed: ["✓", null, () => "healed: attention state exact again"],
+};
+
+const known = (value) => value !== undefined && value !== null;
+
+/** What a switch cost, in words. */
+export function costOf(molt) {
+  const told = [molt.kind, known(molt.ms) && duration(molt.ms)];
+  if (known(molt.flops_saved)) told.push(`${percent(molt.flops_saved)} FLOPs saved`);
+  return told.filter(Boolean).join(" · ");
+}
+
+function pressureOf({ pressure }) {
+  return pressure?.budget_bytes ? (pressure.usage_bytes / pressure.budget_bytes).toFixed(2) : "–";
+}
+
+function element(name, style, text) {
+  const made = document.createElement(name);
+  if (style) made.className = style;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+export class Answer {
+  #abort = new AbortController();
+  #run = null; // the span that words of the present rung go into
+  #rung = null;
+  #counts = new Map();
+  #switches = [];
+  #summary = null;
+  #began = performance.now();
+  #firstAfter = null;
+
+  /** `styleOf` gives the class of a rung; `tell` hears (event, answer) for the chart and the live region. */
+  constructor({ number, prompt, kind, tokens, model, styleOf, tell }) {
+    Object.assign(this, { number, prompt, kind, tokens, model, styleOf, tell });
+    this.#build();
+  }
+
+  get running() {
+    return this.card.getAttribute("aria-busy") === "true";
+  }
+
+  stop() {
+    this.#abort.abort();
+  }
+
+  async run() {
+    const body = {
+      model: this.model,
+      messages: [{ role: "user", content: this.prompt }],
+      max_tokens: this.tokens,
+      molt: { kind: this.kind },
+    };
+    try {
+      for await (const chunk of answer(body, this.#abort.signal)) this.#take(chunk);
+      this.#finish("done", this.#closing());
+    } catch (error) {
+      if (error.name === "AbortError") this.#finish("stopped", this.#closing());
+      else {
+        const retry = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
+        this.#finish("failed", `${error.message}${retry}`);
+      }
+    }
+  }
+
+  #take({ text, molt }) {
+    if (molt.event === "summary") this.#summary = molt;
+    else if (molt.event in LEVERS) this.#lever(molt);
+    else if (molt.event === "token") this.#token(text, molt.rung);
+    else if (text) this.#write(text, molt.rung ?? this.#rung); // was held back: its tokens have been counted
+  }
+
+  #token(text, rung) {
+    this.#firstAfter ??= performance.now() - this.#began;
+    this.#counts.set(rung, (this.#counts.get(rung) ?? 0) + 1);
+    this.#write(text, rung);
+    this.#state("writing", `writing on ${rung}`);
+    this.#drawShares();
+  }
+
+  #write(text, rung) {
+    if (rung !== this.#rung || !this.#run) {
+      this.#rung = rung;
+      this.#run = element("span", `words ${this.styleOf(rung)}`);
+      this.#run.title = rung;
+      this.#append(this.#run);
+    }
+    this.#append(text, this.#run);
+  }
+
+  #lever(molt) {
+    const [glyph, state, words] = LEVERS[molt.event];
+    if (state) this.#state(state, molt.event === "switch" ? `writing on ${molt.to}` : state);
+    if (molt.event === "admit") return; // the first word shows where it began
+    const mark = element("span", `seam ${molt.event}`);
+    mark.append(element("b", "", `${glyph} ${words(molt)}`));
+    if (molt.event === "switch") {
+      this.#switches.push(molt);
+      mark.append(element("span", "cost", ` ${costOf(molt)}`));
+      mark.style.setProperty("--from", `var(--${this.styleOf(molt.from)})`);
+      mark.style.setProperty("--to", `var(--${this.styleOf(molt.to)})`);
+      this.#addSeamRow(molt);
+    }
+    this.#append(mark);
+    this.#run = null;
+    this.tell({ glyph, event: molt.event, words: `${words(molt)} ${molt.event === "switch" ? costOf(molt) : ""}`.trim() }, this);
+  }
+
+  /** Add a part before the caret, or a text to a part, and keep the end in sight of those who look at it. */
+  #append(part, to = null) {
+    const { text } = this;
+    const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 24;
+    if (to) to.append(part);
+    else text.insertBefore(part, this.caret);
+    if (atEnd) text.scrollTop = text.scrollHeight;
+  }
+
+  #state(state, words = state) {
+    this.card.dataset.state = state;
+    if (this.badge.textContent !== words) this.badge.textContent = words;
+  }
+
+  #closing() {
+    const told = this.#summary ?? {};
+    const rungs = told.rungs ?? Object.fromEntries(this.#counts);
+    const count = told.tokens ?? [...this.#counts.values()].reduce((a, b) => a + b, 0);
+    const switches = told.switches?.length ?? this.#switches.length;
+    const cost = told.switch_ms ?? this.#switches.reduce((sum, { ms }) => sum + (ms ?? 0), 0);
+    const parts = [`${count} ${count === 1 ? "token" : "tokens"}`];
+    if (count) parts.push(Object.entries(rungs).map(([rung, n]) => `${rung} ${n}`).join(", "));
+    parts.push(switches ? `${switches} ${switches === 1 ? "switch" : "switches"}, ${duration(cost)}` : "no switch");
+    if (this.#firstAfter !== null) parts.push(`first word after ${duration(this.#firstAfter)}`);
+    if (this.#summary) parts.push(this.#summary.killed ? "killed" : "not killed");
+    return parts.join(" · ");
+  }
+
+  #finish(state, words) {
+    this.#state(state);
+    this.card.setAttribute("aria-busy", "false");
+    this.closing.textContent = words;
+    this.caret.remove();
+    if (document.activeElement === this.button) this.card.focus();
+    this.button.remove();
+    this.tell({ event: state, words: `${state}. ${words}` }, this);
+  }
+
+  #build() {
+    this.card = element("article", "card tenant");
+    this.card.tabIndex = -1;
+    this.card.setAttribute("aria-busy", "true");
+    this.card.dataset.state = "waiting";
+    const head = element("div", "tenant-head");
+    const title = element("h3", "", `${this.number} · ${this.kind}`);
+    title.id = `tenant-${this.number}`;
+    this.card.setAttribute("aria-labelledby", title.id);
+    this.badge = element("span", "badge", "waiting");
+    this.button = element("button", "stop", "Stop");
+    this.button.type = "button";
+    this.button.setAttribute("aria-label", `Stop answer ${this.number}`);
+    this.button.addEventListener("click", () => this.stop());
+    head.append(title, this.badge, this.button);
+    this.text = element("div", "text");
+    this.text.tabIndex = 0;
+    this.text.setAttribute("role", "group");
+    this.text.setAttribute("aria-label", `Answer ${this.number}`);
+    this.caret = element("span", "caret");
+    this.caret.setAttribute("aria-hidden", "true");
+    this.text.append(this.caret);
+    this.shares = element("div", "shares");
+    this.shares.setAttribute("aria-hidden", "true");
+    this.closing = element("p", "closing");
+    this.card.append(head, element("p", "prompt", this.prompt), this.text, this.shares, this.closing);
+  }
+
+  /** A bar of the tokens so far, by rung. */
+  #drawShares() {
+    for (const [rung, count] of this.#counts) {
+      const style = this.styleOf(rung);
+      const bar = this.shares.querySelector(`.${style}`) ?? this.shares.appendChild(element("i", style));
+      bar.style.flexGrow = count;
+    }
+  }
+
+  #addSeamRow(molt) {
+    if (!this.rows) {
+      const details = element("details", "seams");
+      details.append(element("summary", "", "What the switches cost"));
+      const scroll = details.appendChild(element("div", "scroll"));
+      const table = scroll.appendChild(element("table"));
+      const names = table.appendChild(element("thead")).appendChild(element("tr"));
+      for (const name of ["switch", "kind", "ms", "predicted", "KL, nats", "predicted", "FLOPs saved", "pressure"]) {
+        names.append(element("th", "", name));
+      }
+      this.rows = table.appendChild(element("tbody"));
+      this.card.append(details);
+    }
+    const number = (value, digits) => (known(value) ? value.toFixed(digits) : "–");
+    const row = element("tr");
+    const cells = [
+      `${molt.from} → ${molt.to}`,
+      molt.kind ?? "–",
+      number(molt.measured?.ms ?? molt.ms, 1),
+      number(molt.predicted?.ms, 1),
+      number(molt.measured?.kl, 3),
+      number(molt.predicted?.kl, 3),
+      known(molt.flops_saved) ? percent(molt.flops_saved) : "–",
+      pressureOf(molt),
+    ];
+    for (const cell of cells) row.append(element("td", "", cell));
+    this.rows.append(row);
+  }
+}

@@ -1,0 +1,361 @@
+// The page: what the server is (state), what it does (events), and what the people before it ask of it.
+
+import { Answer } from "./answer.js";
+import { Chart, KIND_NAMES, bandsOf, total } from "./chart.js";
+import { Refusal, get, percent, post, size } from "./wire.js";
+
+const AT_ONCE = 4; // a browser opens six connections to a server: one has the events, one is kept for the budget
+const DRAW_MS = 100;
+const SEND_MS = 120;
+const TELL_MS = 3_000;
+const DECISIONS_KEPT = 60;
+const SPIKE = [["0s", 0], ["2s", 1], ["6s", 2], ["10s", 0]]; // an app is opened: when, and the rung there is then room for
+const SOURCES = {
+  manual: "this page",
+  cgroup: "the control group",
+  psi: "pressure stalls (PSI)",
+  memavailable: "free memory of the machine",
+};
+const EXAMPLES = [
+  "Explain in a few sentences why an operating system reclaims memory from background processes.",
+  "Describe how a version control system keeps the history of a file.",
+  "Write about what a program should do when the disk is full.",
+];
+
+const $ = (id) => document.getElementById(id);
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+let ladder = []; // [{name, resident_bytes}] from largest to smallest
+let model = null;
+let sample = null; // the newest {usage_bytes, budget_bytes, parts}
+let chart = null;
+let defaultBudget = null; // what the server began with
+let token = null;
+let answers = [];
+
+const rungNames = () => ladder.map(({ name }) => name);
+
+/** The CSS class of a rung. */
+function styleOf(rung) {
+  const index = rungNames().indexOf(rung);
+  return index < 0 ? "unknown" : `r${index % 6}`;
+}
+
+// --- memory ---
+
+/** The budget from which on each rung fits beside the caches there are, [[name, bytes]]. */
+function needs() {
+  const caches = total(sample.parts.kv);
+  return ladder.map(({ name, resident_bytes: bytes }) => [name, bytes + caches]);
+}
+
+/** A budget with room for rung `index` and not for the one above it; for the largest, what the server began with. */
+function budgetFor(index) {
+  if (index === 0) return defaultBudget;
+  const here = needs()[index][1];
+  const above = needs()[index - 1][1];
+  return Math.round(here + (above - here) / 2);
+}
+
+function largestThatFits(budget) {
+  return needs().find(([, bytes]) => bytes <= budget)?.[0] ?? null;
+}
+
+function take({ usage_bytes, budget_bytes, parts }) {
+  sample = { usage_bytes, budget_bytes, parts };
+  chart.take(sample, performance.now());
+}
+
+function showSample() {
+  const { usage_bytes: usage, budget_bytes: budget } = sample;
+  $("usage").textContent = size(usage);
+  $("allowed").textContent = size(budget);
+  $("room").textContent = usage > budget ? `${size(usage - budget)} too much` : percent(usage / budget);
+  $("room").classList.toggle("over", usage > budget);
+  if (!dragging) showBudget(budget);
+  showParts();
+  const text = `Memory over the last minute: ${size(usage)} used of ${size(budget)}`;
+  if ($("chart").getAttribute("aria-label") !== text) $("chart").setAttribute("aria-label", text);
+}
+
+function showBudget(budget) {
+  const slider = $("budget");
+  slider.max = chart.top;
+  slider.value = Math.min(budget, chart.top);
+  const fits = largestThatFits(budget);
+  slider.setAttribute("aria-valuetext", `${size(budget)}, ${fits ? `room for ${fits}` : "no rung fits"}`);
+}
+
+function showParts() {
+  const names = rungNames();
+  const bands = bandsOf(sample, names);
+  const list = $("parts");
+  if (!list.children.length) {
+    const order = [...names.map((name, i) => [`r${i % 6}`, name]), ...Object.entries(KIND_NAMES)];
+    for (const [style, name] of order) list.append(legendItem(style, name));
+  }
+  for (const [style, bytes] of bands) {
+    const item = list.querySelector(`li.${style}`);
+    item.querySelector("b").textContent = size(bytes);
+    item.classList.toggle("none", bytes === 0);
+  }
+}
+
+function legendItem(style, name) {
+  const item = document.createElement("li");
+  item.className = style;
+  const key = document.createElement("i");
+  key.className = "key";
+  item.append(key, `${name} `, document.createElement("b"));
+  return item;
+}
+
+let drawn = 0;
+
+function draw(now) {
+  if (now - drawn >= (calm.matches ? 1_000 : DRAW_MS)) {
+    drawn = now;
+    chart.showNeeds(needs());
+    chart.draw(now);
+    showSample();
+  }
+  requestAnimationFrame(draw);
+}
+
+// --- the budget ---
+
+let dragging = false;
+let wanted = null;
+let sending = false;
+
+/** Send the newest budget wanted, one request at a time. */
+async function sendBudget(bytes) {
+  wanted = Math.max(1, Math.round(bytes));
+  if (sending) return;
+  sending = true;
+  while (wanted !== null) {
+    const budget = wanted;
+    wanted = null;
+    await admin("/admin/budget", { budget });
+    await new Promise((resolve) => setTimeout(resolve, SEND_MS));
+  }
+  sending = false;
+}
+
+/** Ask for something that only an admin may; a refusal is shown. */
+async function admin(path, body) {
+  try {
+    await post(path, body, { token });
+    explain("");
+  } catch (error) {
+    if (error instanceof Refusal && (error.status === 401 || error.status === 403)) forgetToken();
+    explain(error.message);
+  }
+}
+
+function explain(reason) {
+  $("reason").textContent = reason;
+  $("reason").hidden = !reason;
+}
+
+function unlock(given) {
+  token = given;
+  sessionStorage.setItem("molt-admin", given);
+  showLock();
+}
+
+function forgetToken() {
+  token = null;
+  sessionStorage.removeItem("molt-admin");
+  showLock();
+}
+
+function showLock() {
+  const locked = token === null;
+  for (const control of [$("budget"), $("follow"), ...$("fits").children]) control.disabled = locked;
+  $("unlock").hidden = !locked;
+  explain(locked ? "The budget is changed with the admin token. `molt serve` prints a link that has it." : "");
+}
+
+function buildFits() {
+  const buttons = ladder.map(({ name }, i) => fitButton(`Room for ${name}`, () => sendBudget(budgetFor(i)), `r${i % 6}`));
+  const spike = fitButton("Play a spike", () => {
+    const steps = SPIKE.map(([at, index]) => ({ at, budget: `${budgetFor(Math.min(index, ladder.length - 1))}B` }));
+    admin("/admin/trace", { steps });
+  });
+  $("fits").replaceChildren(...buttons, spike);
+}
+
+function buildFollow(sources, source) {
+  const choices = sources.filter((name) => name !== "trace");
+  $("follow").replaceChildren(...choices.map((name) => new Option(SOURCES[name] ?? name, name, false, name === source)));
+}
+
+function fitButton(words, act, style = "") {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = style;
+  button.textContent = words;
+  button.setAttribute("aria-describedby", "reason");
+  button.addEventListener("click", act);
+  return button;
+}
+
+function readToken() {
+  const fragment = new URLSearchParams(location.hash.slice(1));
+  if (fragment.has("admin")) {
+    history.replaceState(null, "", location.pathname + location.search);
+    return unlock(fragment.get("admin"));
+  }
+  token = sessionStorage.getItem("molt-admin");
+  return showLock();
+}
+
+// --- asking ---
+
+function ask(prompt, kind) {
+  const made = new Answer({
+    number: answers.length + 1,
+    prompt,
+    kind,
+    tokens: $("length").valueAsNumber,
+    model,
+    styleOf,
+    tell,
+  });
+  answers.push(made);
+  $("empty").hidden = true;
+  $("tenants").prepend(made.card);
+  showBusy();
+  made.run().finally(showBusy);
+  return made;
+}
+
+function showBusy() {
+  const busy = answers.filter((answer) => answer.running).length;
+  $("ask-one").disabled = busy >= AT_ONCE;
+  $("ask-three").disabled = busy + 3 > AT_ONCE;
+}
+
+function onAsk(event) {
+  event.preventDefault();
+  const made = ask($("prompt").value.trim(), new FormData($("ask")).get("kind"));
+  made.card.scrollIntoView({ block: "nearest", behavior: calm.matches ? "auto" : "smooth" });
+}
+
+function askThree() {
+  if (!$("ask").reportValidity()) return;
+  const own = $("prompt").value.trim();
+  const others = EXAMPLES.filter((example) => example !== own);
+  ask(others[1], "batch");
+  ask(others[0], "batch");
+  ask(own, "foreground");
+}
+
+// --- telling ---
+
+const untold = [];
+
+function tell({ glyph, event, words }, answer) {
+  if (glyph) chart.mark(glyph, event, performance.now());
+  untold.push(`Answer ${answer.number}: ${words}`);
+}
+
+setInterval(() => {
+  if (untold.length) $("live").textContent = untold.splice(0).join(". ");
+}, TELL_MS);
+
+/** Fields of a decision in words, whatever it has. */
+function wordsOf(decision) {
+  const { type, at_ms: at, lever, kind, ...rest } = decision;
+  const shown = Object.entries(rest)
+    .filter(([, value]) => value !== null && typeof value !== "object")
+    .map(([name, value]) => (name.endsWith("_bytes") ? `${name.slice(0, -6)} ${size(value)}` : `${name} ${value}`));
+  return [`${(at / 1000).toFixed(1)} s`, lever ?? kind ?? type, ...shown].join(" · ");
+}
+
+function note(decision) {
+  const item = document.createElement("li");
+  item.textContent = wordsOf(decision);
+  $("decisions").prepend(item);
+  while ($("decisions").children.length > DECISIONS_KEPT) $("decisions").lastChild.remove();
+}
+
+function connect() {
+  const events = new EventSource("/molt/events");
+  events.addEventListener("open", () => showConnection("live"));
+  events.addEventListener("error", () => showConnection("reconnecting"));
+  events.addEventListener("message", ({ data }) => {
+    const event = JSON.parse(data);
+    if (event.type === "memory" || event.type === "state") take(event);
+    else if (event.type === "decision") note(event);
+  });
+}
+
+function showConnection(words) {
+  $("connection").textContent = words;
+  $("connection").dataset.state = words;
+}
+
+// --- beginning ---
+
+async function begin() {
+  $("prompt").value = EXAMPLES[0];
+  const [state, props] = await Promise.all([get("/molt/state"), get("/props")]);
+  ladder = state.rungs;
+  model = state.ladder;
+  defaultBudget = state.default_budget_bytes;
+  $("model").textContent = model;
+  document.title = `Molt · ${model}`;
+  chart = new Chart({ svg: $("chart"), axis: $("axis"), marks: $("marks"), needs: $("needs") }, rungNames());
+  const whole = ladder[0].resident_bytes;
+  chart.reach(1.1 * Math.min(Math.max(state.budget_bytes, 1.5 * whole), 2 * whole)); // a larger budget is off the chart
+  take(state);
+  buildFollow(props.budget_sources, state.source);
+  $("rungs").replaceChildren(...ladder.map(({ name }, i) => rungSample(name, `r${i % 6}`)));
+  buildFits();
+  readToken();
+  listen();
+  connect();
+  requestAnimationFrame(draw);
+}
+
+function rungSample(name, style) {
+  const item = document.createElement("li");
+  const words = document.createElement("span");
+  words.className = `words ${style}`;
+  words.textContent = name;
+  item.append(words);
+  return item;
+}
+
+function listen() {
+  const slider = $("budget");
+  slider.addEventListener("input", () => {
+    dragging = true;
+    sendBudget(slider.valueAsNumber);
+  });
+  slider.addEventListener("change", () => {
+    dragging = false;
+    sendBudget(slider.valueAsNumber);
+  });
+  $("follow").addEventListener("change", ({ target }) => admin("/admin/follow", { source: target.value }));
+  $("unlock").addEventListener("submit", (event) => {
+    event.preventDefault();
+    unlock($("token").value.trim());
+    $("token").value = "";
+  });
+  $("ask").addEventListener("submit", onAsk);
+  $("ask-three").addEventListener("click", askThree);
+  $("prompt").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      $("ask").requestSubmit($("ask-one").disabled ? undefined : $("ask-one"));
+    }
+  });
+}
+
+begin().catch((error) => {
+  showConnection("no answer");
+  explain(error.message);
+});
