@@ -97,7 +97,7 @@ def _perform(engine: Engine, call: wire.Call) -> dict[str, Any]:
         case wire.Load():
             return {"is_done": engine.load(call.rung, call.within_ns)}
         case wire.Release():
-            return {"number_result": engine.release(call.rung)}
+            return {"freed_bytes": engine.release(call.rung)}
         case wire.Admit():
             engine.admit(call.tenant, call.request, call.rung, call.capacity)
         case wire.Read():
@@ -109,9 +109,9 @@ def _perform(engine: Engine, call: wire.Call) -> dict[str, Any]:
         case wire.Grow():
             engine.grow(call.tenant, call.capacity)
         case wire.Shed():
-            return {"number_result": engine.shed(call.tenant, call.keep_cells, call.rung)}
+            return {"freed_bytes": engine.shed(call.tenant, call.keep_cells, call.rung)}
         case wire.OfTenant():
-            return {"number_result": getattr(engine, call.call)(call.tenant)}
+            return {"freed_bytes": getattr(engine, call.call)(call.tenant)}
         case _:
             assert_never(call)
     return {}

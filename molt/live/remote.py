@@ -16,12 +16,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Literal, TypeVar
 
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
@@ -38,8 +37,9 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "131072",
 }
 """So that freed memory goes back to the system, and waiting threads leave the cores to others. What is set stays."""
-LOOK_S = 0.2
 END_S = 2.0
+"""What a child that is to end, or has closed its pipe, may take to end."""
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -96,7 +96,6 @@ class RemoteEngine:
     def __init__(self, spec: ChildSpec, patience: Patience | None = None) -> None:
         self._spec = spec
         self._patience = patience or Patience()
-        self._command: Callable[[Path], list[str]] = spec.arguments
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Wire | None = None
         self._folder: TemporaryDirectory[str] | None = None
@@ -121,28 +120,33 @@ class RemoteEngine:
         """
         if self._process is not None:
             return
-        self._folder = TemporaryDirectory(prefix="molt-spilled-")
-        self._process = subprocess.Popen(  # noqa: S603
-            self._command(Path(self._folder.name)),
-            cwd=ROOT,
-            env=self._spec.environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            process_group=0,
-        )
+        try:
+            self._folder = TemporaryDirectory(prefix="molt-spilled-")
+            self._process = self._spawn(Path(self._folder.name))
+        except OSError as error:
+            raise EngineDied(f"it cannot be started: {error.strerror}") from error
         assert self._process.stdin is not None, "it has pipes"
         assert self._process.stdout is not None, "it has pipes"
         self._pipe = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
         self._number = 0
         greeting = self._receive("start", self._patience.start_s)
         if greeting.failure is not None:
-            self.kill()
             raise InputError(greeting.reason)
+
+    def _spawn(self, spill: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603
+            self._spec.arguments(spill),
+            cwd=ROOT,
+            env=self._spec.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,  # the Ctrl-C of a terminal is not for it
+        )
 
     def check(self) -> None:
         """``EngineDied`` if the child has gone since the last call."""
         if self._death is None and self._process is not None and self._process.poll() is not None:
-            self._bury("it ended between two calls")
+            self._lost("it ended between two calls")
         if self._death is not None:
             raise self._death
 
@@ -165,6 +169,7 @@ class RemoteEngine:
             self._folder.cleanup()
             self._folder = None
         self._death = None
+        self._hurry_s = float("inf")
         for held in (self._cache_bytes, self._settled, self._weight_bytes):
             held.clear()
 
@@ -178,7 +183,7 @@ class RemoteEngine:
     def release(self, rung: str) -> int:
         reply = self._call(wire.Release(rung))
         self._weight_bytes[rung] = reply.held_bytes
-        return self._due(reply.number_result, "release")
+        return self._due(reply.freed_bytes, "release")
 
     def weight_bytes(self, rung: str) -> int:
         return self._weight_bytes.get(rung, 0)
@@ -200,19 +205,19 @@ class RemoteEngine:
         return self._about(tenant, wire.Switch(tenant, dest, route, capacity, native)).handoff
 
     def park(self, tenant: str) -> int:
-        return self._due(self._about(tenant, wire.OfTenant(tenant, "park")).number_result, "park")
+        return self._due(self._about(tenant, wire.OfTenant(tenant, "park")).freed_bytes, "park")
 
     def grow(self, tenant: str, capacity: int) -> None:
         self._about(tenant, wire.Grow(tenant, capacity))
 
     def spill(self, tenant: str) -> int:
-        return self._due(self._about(tenant, wire.OfTenant(tenant, "spill")).number_result, "spill")
+        return self._due(self._about(tenant, wire.OfTenant(tenant, "spill")).freed_bytes, "spill")
 
     def restore(self, tenant: str) -> None:
         self._about(tenant, wire.OfTenant(tenant, "restore"))
 
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
-        return self._due(self._about(tenant, wire.Shed(tenant, keep_cells, rung)).number_result, "shed")
+        return self._due(self._about(tenant, wire.Shed(tenant, keep_cells, rung)).freed_bytes, "shed")
 
     def finish(self, tenant: str) -> None:
         """Forget a tenant. That the child is gone, and the tenant with it, is told by the next call."""
@@ -237,13 +242,8 @@ class RemoteEngine:
     def _call(self, call: wire.Call) -> Reply:
         if self._death is not None:
             raise self._death
-        assert self._pipe is not None, "there is no child"
         self._number += 1
-        try:
-            self._pipe.send(CALLS, Numbered(self._number, call))
-        except Ended:
-            raise self._bury(f"it ended before {call.call}") from None
-        reply = self._receive(call.call, self._patience.call_s)
+        reply = self._receive(call.call, self._patience.call_s, Numbered(self._number, call))
         match reply.failure:
             case None:
                 return reply
@@ -253,47 +253,46 @@ class RemoteEngine:
                 raise SwitchError(reply.reason)
             case "SpillError":
                 raise SpillError(reply.reason)
-        raise self._bury(f"it answered {call.call} with a {reply.failure}")
+        raise self._lost(f"it answered {call.call} with {reply.failure}: {reply.reason}", is_alive=True)
 
-    def _receive(self, call: str, within_s: float) -> Reply:
+    def _receive(self, what: str, within_s: float, asked: Numbered | None = None) -> Reply:
+        """The reply to a call, or the greeting."""
         assert self._pipe is not None, "there is no child"
-        until_s = time.monotonic() + within_s
+        last_s = time.monotonic() + within_s
+
+        def until_s() -> float:
+            return min(last_s, self._hurry_s)
+
         try:
-            while True:
-                try:
-                    look_s = min(until_s, self._hurry_s, time.monotonic() + LOOK_S)
-                    reply = self._pipe.receive(REPLIES, look_s)
-                    break
-                except Silence:
-                    if time.monotonic() >= min(until_s, self._hurry_s):
-                        raise
+            if asked is not None:
+                self._pipe.send(CALLS, asked, until_s)
+            reply = self._pipe.receive(REPLIES, until_s)
         except Silence:
-            raise self._bury(f"it did not answer {call} in time") from None
+            raise self._lost(f"it did not answer {what} in time", is_alive=True) from None
         except Ended:
-            raise self._bury(f"it ended during {call}") from None
+            raise self._lost(f"it ended during {what}") from None
         except WireError as error:
-            raise self._bury(f"its answer to {call} is none: {error}") from None
+            raise self._lost(f"its answer to {what} is none: {error}", is_alive=True) from None
         if reply.number != self._number:
-            raise self._bury(f"it answered call {reply.number} instead of {self._number}, {call}")
+            raise self._lost(f"it answered call {reply.number}, not {self._number}, {what}", is_alive=True)
         return reply
 
-    def _due(self, value, call: str):  # type: ignore[no-untyped-def]
+    def _due(self, value: T | None, call: str) -> T:
         """What an answer must have."""
         if value is None:
-            raise self._bury(f"its answer to {call} lacks the result")
+            raise self._lost(f"its answer to {call} lacks the result", is_alive=True)
         return value
 
-    def _bury(self, what: str) -> EngineDied:
-        """The child counts as dead, and is killed if it is not; until ``kill``, every call says so."""
-        assert self._process is not None, "there is no child"
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5 if "ended" in what else 0)
-        by_itself = self._process.poll() is not None
-        _end(self._process)
-        status = self._process.returncode
-        self._death = EngineDied(
-            f"{what}: {_spoken(status)}" if by_itself else f"{what}; killed for it", status
-        )
+    def _lost(self, what: str, *, is_alive: bool = False) -> EngineDied:
+        """The child counts as dead, and is killed if it ``is_alive``; until ``kill``, every call says so."""
+        process = self._process
+        assert process is not None, "there is no child"
+        if not is_alive:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+        how = "killed for it" if process.poll() is None else _spoken(process.returncode)
+        process.kill()
+        self._death = EngineDied(f"{what}: {how}", process.wait())
         return self._death
 
 
@@ -307,8 +306,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _spoken(status: int) -> str:
+    """An exit status, or the signal that ended a process, in words."""
     if status >= 0:
         return f"exit status {status}"
-    with suppress(ValueError):
-        return f"killed by {signal.Signals(-status).name}"
-    return f"killed by signal {-status}"
+    return f"killed by {signal.Signals(-status).name}"

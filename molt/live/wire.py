@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import selectors
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -21,6 +22,16 @@ from molt.engine.protocol import Decoded, Request
 
 MESSAGE_BYTES_MAX = 64 << 20
 LENGTH_BYTES = 4
+READ_BYTES = 1 << 16
+LOOK_S = 0.2
+"""How soon a deadline that was moved is noticed."""
+
+Deadline: TypeAlias = Callable[[], float]
+
+
+def never() -> float:
+    """No deadline."""
+    return float("inf")
 
 
 class WireError(Exception):
@@ -145,12 +156,13 @@ Failure = Literal["LoadError", "SwitchError", "SpillError", "InputError"]
 class Reply:
     """The answer to the call of this number; number 0 greets when the engine is ready.
 
+    ``freed_bytes``, ``is_done``, ``decoded`` and ``handoff`` are results, each of the calls that have such a one.
     ``held_bytes`` is what the cache of the call's tenant, or the weights of its rung, take now; ``settled`` are the
     cells of that cache that need no healing. A ``failure`` is one that the protocol knows, with its ``reason``.
     """
 
     number: int
-    number_result: int | None = None
+    freed_bytes: int | None = None
     is_done: bool | None = None
     decoded: Decoded | None = None
     handoff: Handoff | None = None
@@ -166,29 +178,35 @@ Message = TypeVar("Message")
 
 
 class Wire:
-    """One side of the pipe: a file descriptor to read from and one to write to."""
+    """One side of the pipe: a descriptor to read from and one to write to, which stay those of whoever opened them.
+
+    Deadlines are functions that give a time of ``time.monotonic``: they may change while somebody waits.
+    """
 
     def __init__(self, incoming: int, outgoing: int) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
-        self._ready = selectors.DefaultSelector()
-        self._ready.register(incoming, selectors.EVENT_READ)
+        os.set_blocking(outgoing, False)
+        self._readable = _waiting_for(incoming, selectors.EVENT_READ)
+        self._writable = _waiting_for(outgoing, selectors.EVENT_WRITE)
         self._pending = b""
 
-    def send(self, kind: TypeAdapter[Message], message: Message) -> None:
-        """Send a message; raises ``Ended`` if nobody reads any more."""
+    def send(self, kind: TypeAdapter[Message], message: Message, until_s: Deadline = never) -> None:
+        """Send a message. Raises ``Silence`` if it is not taken in time, ``Ended`` if nobody reads any more."""
         body = kind.dump_json(message)
         data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
-        try:
-            while data:
+        while data:
+            try:
                 data = data[os.write(self._outgoing, data) :]
-        except OSError as error:
-            raise Ended(str(error)) from error
+            except BlockingIOError:
+                _wait(self._writable, until_s)
+            except OSError as error:
+                raise Ended(str(error)) from error
 
-    def receive(self, kind: TypeAdapter[Message], until_s: float | None = None) -> Message:
-        """The next message, waited for until a time of ``time.monotonic``, else for ever.
+    def receive(self, kind: TypeAdapter[Message], until_s: Deadline = never) -> Message:
+        """The next message.
 
-        Raises ``Silence`` if none has come by then, ``Ended`` if none will come, ``WireError`` if it is none.
+        Raises ``Silence`` if none has come in time, ``Ended`` if none will come, ``WireError`` if it is none.
         """
         size = int.from_bytes(self._take(LENGTH_BYTES, until_s), "little")
         if size > MESSAGE_BYTES_MAX:
@@ -199,16 +217,15 @@ class Wire:
             raise WireError(str(error.errors(include_url=False)[0])) from error
 
     def close(self) -> None:
-        """Stop waiting for anything; whoever opened the descriptors closes them."""
-        self._ready.close()
+        """Stop waiting for anything."""
+        self._readable.close()
+        self._writable.close()
 
-    def _take(self, size: int, until_s: float | None) -> bytes:
+    def _take(self, size: int, until_s: Deadline) -> bytes:
         while len(self._pending) < size:
-            wait_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            if not self._ready.select(wait_s):
-                raise Silence
+            _wait(self._readable, until_s)
             try:
-                some = os.read(self._incoming, 1 << 16)
+                some = os.read(self._incoming, READ_BYTES)
             except OSError as error:
                 raise Ended(str(error)) from error
             if not some:
@@ -216,3 +233,15 @@ class Wire:
             self._pending += some
         taken, self._pending = self._pending[:size], self._pending[size:]
         return taken
+
+
+def _waiting_for(descriptor: int, event: int) -> selectors.BaseSelector:
+    selector = selectors.DefaultSelector()
+    selector.register(descriptor, event)
+    return selector
+
+
+def _wait(selector: selectors.BaseSelector, until_s: Deadline) -> None:
+    while not selector.select(max(0.0, min(LOOK_S, until_s() - time.monotonic()))):
+        if time.monotonic() >= until_s():
+            raise Silence

@@ -218,6 +218,7 @@ class LiveWorld(World):
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
         for pause_s in (*AGAIN_S, *iter(lambda: AGAIN_S[-1], None)):
+            self._hear()
             until_ns = self._now_ns + round(pause_s * 1e9)
             while self._stopped is None and self._now_ns < until_ns:
                 self._wait(until_ns)
