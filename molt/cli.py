@@ -6,7 +6,8 @@ Exit status: 0 fine, 1 an invariant broke or a comparison failed, 2 bad input (o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -222,6 +223,63 @@ def doctor(
     from realproc.doctor import command
 
     command(json_output)
+
+
+@app.command()
+def chat(
+    url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8080",
+    token: Annotated[str | None, typer.Option(envvar="MOLT_TOKEN", help="The user's token, if any.")] = None,
+    batch: Annotated[bool, typer.Option("--batch", help="Nobody waits: give way to who does.")] = False,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens of an answer.")] = None,
+) -> None:
+    """Talk to a server, and see which rung wrote which word. Questions may be piped in, one a line."""
+    from molt.chat import chat as converse
+    from molt.chat import typed
+
+    with _one_line():
+        complete = converse(
+            url, token, kind="batch" if batch else "foreground", max_tokens=max_tokens, questions=typed()
+        )
+    if not complete:
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    ladder: Annotated[str, typer.Option(metavar="LADDER", help="Ladder name or file.")] = "pico",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the session; default runs/demo-<ladder>.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=16, help="Tokens of the answer.")] = 40,
+) -> None:
+    """Play a session by itself: ask, take memory away after eight tokens, and show which rung wrote which word."""
+    from molt.demo import demo as play
+
+    with _one_line():
+        held = play(ladder, out or Path(f"runs/demo-{Path(ladder).stem}"), max_tokens)
+    if not held:
+        print("molt: the answer was not whole, or the model was not changed on the way", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """A server that cannot be had, or that breaks off, is told of in a line; exit status 1."""
+    from molt.client import ServerError
+
+    try:
+        yield
+    except ServerError as error:
+        print(f"molt: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def serve(context: typer.Context) -> None:
+    """Serve answers over HTTP, in OpenAI's API, under a budget of memory that may change at any time."""
+    from molt.server.command import command
+
+    _single(command)(context.args, prog_name="molt serve")
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)

@@ -17,7 +17,8 @@ function shape(name, style) {
   return made;
 }
 
-const total = (part) => (typeof part === "number" ? part : Object.values(part ?? {}).reduce((a, b) => a + b, 0));
+/** Bytes of a part, a number or numbers by owner. */
+export const total = (part) => (typeof part === "number" ? part : Object.values(part ?? {}).reduce((a, b) => a + b, 0));
 
 /** The bands of a sample, [style, bytes] from the bottom up; `rungs` are names from largest to smallest. */
 export function bandsOf(sample, rungs) {

@@ -1,0 +1,156 @@
+"""A client of ``molt serve``: answers as they come, and the few things beside them that a terminal asks for.
+
+Rules of this module:
+
+- Everything here is read off the wire; nothing is known of how the server works.
+- What goes wrong is a ``ServerError`` of one line: no connection, a refusal, an answer that breaks off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2 as http
+
+CONNECT_S = 10.0
+SILENCE_S = 300.0
+"""How long an answer may say nothing: it may be deferred or parked for as long as memory is short."""
+
+LEVERS = frozenset(
+    {"switch", "park", "resume", "defer", "admit", "spill", "restore", "shed", "restarted", "healed"}
+)
+
+
+class ServerError(Exception):
+    """The server cannot be reached, refuses, or ended an answer that was not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Text and the rung that wrote it; ``counts`` is false for text that was held back and comes late."""
+
+    text: str
+    rung: str
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """Something that was done to the answer between two tokens; ``event`` is one of ``LEVERS``."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of an answer, and what it says of the whole."""
+
+    finish_reason: str
+    fields: Mapping[str, Any]
+
+
+Part = Token | Lever | Summary
+
+
+class Client:
+    """A connection to a server; ``token`` is the one that users need where a server asks for one."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        timeout = http.Timeout(CONNECT_S, read=SILENCE_S)
+        self._http = http.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout, trust_env=False)
+        self.url = url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> Any:
+        """A JSON document."""
+        with self._reached():
+            return _checked(self._http.get(path)).json()
+
+    def post(self, path: str, body: Mapping[str, Any], token: str | None = None) -> None:
+        """Ask for something; ``token`` where that needs another than the user's."""
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        with self._reached():
+            _checked(self._http.post(path, json=body, headers=headers))
+
+    def state(self) -> Any:
+        """What the server holds: ``ladder``, its name and the model's; ``rungs``, ``budget_bytes`` and so on."""
+        return self.get("/molt/state")
+
+    def answer(
+        self, model: str, messages: Sequence[Mapping[str, str]], *, kind: str, max_tokens: int | None = None
+    ) -> Iterator[Part]:
+        """The parts of an answer, the ``Summary`` last. Closing the iterator ends the answer."""
+        body: dict[str, Any] = {
+            "model": model,
+            "messages": list(messages),
+            "stream": True,
+            "molt": {"kind": kind},
+        }
+        if max_tokens is not None:
+            body["max_tokens"] = max_tokens
+        with self._reached(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.is_error:
+                response.read()
+            complete = False
+            for event in http.EventSource(_checked(response)):
+                if event.data == "[DONE]":
+                    break
+                part = part_of(json.loads(event.data))
+                complete |= isinstance(part, Summary)
+                if part is not None:
+                    yield part
+        if not complete:
+            raise ServerError("the answer broke off")
+
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except http.ConnectError:
+            raise ServerError(f"no server at {self.url}; start one with: molt serve") from None
+        except http.RequestError as error:
+            raise ServerError(f"{self.url}: the connection broke off ({type(error).__name__})") from None
+
+
+def part_of(chunk: Mapping[str, Any]) -> Part | None:
+    """What a chunk says, if anything; ``ServerError`` where it ends the answer with an error."""
+    if "error" in chunk:
+        raise ServerError(chunk["error"]["message"])
+    molt = chunk.get("molt") or {}
+    event = molt.get("event")
+    for choice in chunk["choices"]:
+        if event == "summary":
+            return Summary(choice["finish_reason"], molt)
+        if event in LEVERS:
+            return Lever(event, molt)
+        if text := choice["delta"].get("content"):
+            return Token(text, molt.get("rung", ""), event == "token")
+        if event == "token":
+            return Token("", molt["rung"])
+    return None
+
+
+def _checked(response: http.Response) -> http.Response:
+    if not response.is_error:
+        return response
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = f"the server answered {response.status_code}"
+    if "retry-after" in response.headers:
+        message += f"; try again in {response.headers['retry-after']} s"
+    raise ServerError(message)

@@ -1,0 +1,262 @@
+"""``molt demo``: a session that plays by itself, and shows on which rung each word was written.
+
+A server is started, a question is asked, and after eight tokens the budget is cut to where the largest rung does not
+fit any more and the next one does. What is shown and saved is what came over the wire, in the order it came.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console
+
+from molt import provenance
+from molt.chat import Screen, printable, seam, shown_ms
+from molt.chat import closing as closing_line
+from molt.client import Client, Lever, ServerError, Summary, Token
+from molt.errors import InputError
+from molt.units import show_size
+
+QUESTION = "Why does an operating system reclaim memory from background processes?"
+CUT_AFTER_TOKENS = 8
+START_S = 300.0
+STOP_S = 10.0
+WIDTH = 80
+_ADDRESS = re.compile(r"(?P<url>http://\S+?)/#admin=(?P<token>\S+)")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Said(_Strict):
+    """A token, ``at_ms`` after the question was sent."""
+
+    at_ms: float
+    text: str
+    rung: str
+
+
+class Cut(_Strict):
+    """The budget was cut: the server has taken it."""
+
+    at_ms: float
+    budget_bytes: int
+
+
+class Happened(_Strict):
+    """Something that was done to the answer, as the server told it."""
+
+    at_ms: float
+    molt: dict[str, Any]
+
+
+class Session(_Strict):
+    """What came over the wire, and where."""
+
+    ladder: str
+    command: str
+    commit: str
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    question: str
+    items: tuple[Said | Cut | Happened, ...]
+    finish_reason: str
+    summary: dict[str, Any]
+
+    @property
+    def holds(self) -> bool:
+        """Whether it shows what it is to show: the answer is whole, nothing was killed, the model was changed."""
+        return self.summary["killed"] is False and bool(self.summary["switches"])
+
+
+# --- playing ---
+
+
+def play(
+    client: Client, admin: str, *, ladder: str, command: str, max_tokens: int, screen: Screen
+) -> Session:
+    """Ask, cut the budget after ``CUT_AFTER_TOKENS``, and show everything as it comes.
+
+    Raises ``ServerError`` where the answer does not come to its end.
+    """
+    state = client.state()
+    budget = budget_between(state["rungs"])
+    messages = [{"role": "user", "content": QUESTION}]
+    asked_ns = time.perf_counter_ns()
+    items: list[Said | Cut | Happened] = []
+    tokens = 0
+    for part in client.answer(state["ladder"], messages, kind="foreground", max_tokens=max_tokens):
+        at_ms = round((time.perf_counter_ns() - asked_ns) / 1e6, 3)
+        match part:
+            case Token(text, rung, counts):
+                if not tokens:
+                    screen.line(start_line(rung, at_ms, _prompt_tokens(items)))
+                items.append(Said(at_ms=at_ms, text=text, rung=rung))
+                screen.show(part)
+                tokens += counts
+                if tokens == CUT_AFTER_TOKENS and counts:
+                    client.post("/admin/budget", {"budget": budget}, admin)
+                    at_ms = round((time.perf_counter_ns() - asked_ns) / 1e6, 3)
+                    items.append(Cut(at_ms=at_ms, budget_bytes=budget))
+                    screen.line(cut_line(budget))
+            case Lever(_, fields):
+                items.append(Happened(at_ms=at_ms, molt=dict(fields)))
+                screen.show(part)
+            case Summary(finish_reason, fields):
+                screen.show(part)
+                return Session(
+                    ladder=ladder,
+                    command=command,
+                    commit=provenance.commit(),
+                    machine=provenance.machine(),
+                    versions=provenance.versions(),
+                    question=QUESTION,
+                    items=tuple(items),
+                    finish_reason=finish_reason,
+                    summary=dict(fields),
+                )
+    raise AssertionError("an answer ends with its summary or with an error")
+
+
+def budget_between(rungs: list[dict[str, Any]]) -> int:
+    """Bytes at which the largest rung does not fit and the next one does, with as much room on either side."""
+    if len(rungs) < 2:
+        raise InputError("a ladder of one rung has nothing to change to")
+    return (int(rungs[0]["resident_bytes"]) + int(rungs[1]["resident_bytes"])) // 2
+
+
+@contextmanager
+def server(ladder: str) -> Iterator[tuple[str, str]]:
+    """``molt serve`` of a ladder on a free port, until the block is left: its address and its admin token."""
+    command = [
+        sys.executable,
+        "-c",
+        "from molt.cli import main; main()",
+        "serve",
+        "--ladder",
+        ladder,
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    try:
+        assert process.stdout is not None
+        address = next((found for line in process.stdout if (found := _ADDRESS.search(line))), None)
+        if address is None:
+            raise ServerError(f"the server ended with status {process.wait()} before it had an address")
+        _wait_until_loaded(address["url"])
+        yield address["url"], address["token"]
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_loaded(url: str) -> None:
+    deadline = time.monotonic() + START_S
+    with Client(url) as client:
+        while True:
+            try:
+                client.get("/health")
+            except ServerError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
+
+
+def demo(ladder: str, out: Path, max_tokens: int) -> bool:
+    """Play the session and save it into the folder ``out``; says whether it shows what it is to show."""
+    command = f"molt demo --ladder {Path(ladder).name}"
+    with server(ladder) as (url, admin), Client(url) as client:
+        screen = Screen(Console(), [rung["name"] for rung in client.state()["rungs"]])
+        screen.line(f"› {QUESTION}")
+        session = play(
+            client, admin, ladder=Path(ladder).stem, command=command, max_tokens=max_tokens, screen=screen
+        )
+    save(session, out)
+    return session.holds
+
+
+# --- showing and saving ---
+
+
+def start_line(rung: str, ttft_ms: float, prompt_tokens: int | None) -> str:
+    """The first line of the session."""
+    prompt = "" if prompt_tokens is None else f" · {prompt_tokens} prompt tokens"
+    return f"[start on {rung}{prompt} · TTFT {shown_ms(ttft_ms)}]"
+
+
+def cut_line(budget_bytes: int) -> str:
+    """The line where the budget is cut."""
+    return f"[budget cut to {show_size(budget_bytes)}]"
+
+
+def annotated(session: Session) -> str:
+    """The whole session as text: one line for everything that is not a word of the answer."""
+    first = next(item for item in session.items if isinstance(item, Said))
+    blocks = [start_line(first.rung, first.at_ms, session.summary.get("prompt_tokens"))]
+    words = ""
+    for item in session.items:
+        if isinstance(item, Said):
+            words += item.text
+            continue
+        line = cut_line(item.budget_bytes) if isinstance(item, Cut) else _lever_line(item)
+        if line:
+            blocks += [*_wrapped(words), line]
+            words = ""
+    summary = Summary(session.finish_reason, session.summary)
+    return "\n".join([*blocks, *_wrapped(words), closing_line(summary)]) + "\n"
+
+
+def _lever_line(item: Happened) -> str:
+    event = item.molt["event"]
+    return "" if event == "admit" else seam(Lever(event, item.molt))
+
+
+def _wrapped(words: str) -> list[str]:
+    """Lines of at most ``WIDTH``, cut at spaces, which stay: nothing is lost or added but the line ends."""
+    lines: list[str] = []
+    for paragraph in printable(words).split("\n") if words else []:
+        line = ""
+        for piece in re.findall(r"\s*\S+|\s+$", paragraph):
+            if line and len(line) + len(piece) > WIDTH:
+                lines.append(line)
+                line = ""
+            line += piece
+        lines.append(line)
+    return lines
+
+
+def _prompt_tokens(items: list[Said | Cut | Happened]) -> int | None:
+    told = (item.molt.get("prompt_tokens") for item in items if isinstance(item, Happened))
+    return next((count for count in told if count is not None), None)
+
+
+def save(session: Session, out: Path) -> None:
+    """Write ``session.json`` and ``session.txt``; ``InputError`` where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "session.json").write_text(to_json(session), encoding="utf-8", newline="\n")
+        (out / "session.txt").write_text(annotated(session), encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}") from error
+
+
+def to_json(session: Session) -> str:
+    """The session as it is saved."""
+    return json.dumps(session.model_dump(), indent=1, ensure_ascii=False) + "\n"
