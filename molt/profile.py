@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from molt.core.costs import CostModel
+from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost
 from molt.core.ladder import Ladder, RouteKind
 from molt.errors import InputError
 from molt.log import plain, restore
@@ -42,6 +43,23 @@ def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
     return costs
 
 
+def slowed(costs: CostModel, factor: float) -> CostModel:
+    """The same machine, ``factor`` times slower in everything a model does, and with such a disk.
+
+    The start of a process is left as measured: it is an interpreter and its libraries, which a device's app would
+    not carry, and the policies that are killed should not look worse than they are.
+    """
+    return replace(
+        costs,
+        disk=DiskCosts(costs.disk.write_byte_ns * factor, costs.disk.read_byte_ns * factor),
+        rungs={name: _slowed_rung(rung, factor) for name, rung in costs.rungs.items()},
+        routes={
+            name: RouteCosts(_slowed_step(route.switch, factor), route.divergences)
+            for name, route in costs.routes.items()
+        },
+    )
+
+
 def _check_numbers(value: Any, place: str) -> None:
     """Every number of a profile is finite and not negative, and nothing is there but numbers and names."""
     if isinstance(value, dict):
@@ -56,3 +74,17 @@ def _check_numbers(value: Any, place: str) -> None:
         raise ValueError(f"{place}: {value!r} is not a number")
     elif isinstance(value, int | float) and not 0 <= value < float("inf"):
         raise ValueError(f"{place}: {value!r} is not a time")
+
+
+def _slowed_rung(costs: RungCosts, factor: float) -> RungCosts:
+    return RungCosts(
+        load_ns=round(costs.load_ns * factor),
+        release_ns=round(costs.release_ns * factor),
+        read=_slowed_step(costs.read, factor),
+        decode=_slowed_step(costs.decode, factor),
+        healing=costs.healing,
+    )
+
+
+def _slowed_step(cost: StepCost, factor: float) -> StepCost:
+    return StepCost(cost.fixed_ns * factor, cost.token_ns * factor, cost.pair_ns * factor)

@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,20 +17,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from molt import provenance, scenario
-from molt.core.costs import CostModel
+from molt import job
 from molt.core.turns import step_ns_max
 from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
 from molt.engine.protocol import Engine
 from molt.errors import InputError
-from molt.log import FILE_NAME, Log, plain
-from molt.models.ladder_file import LadderSpec, resolve
-from molt.plugins import known_policies, make_policy
-from molt.profile import load_profile
-from molt.scenario import PolicySpec, ResolvedScenario
+from molt.log import FILE_NAME, Log
+from molt.scenario import PolicySpec
 from molt.units import show_duration
-from sim.hardware import slowed
 from sim.world import World
 
 
@@ -52,13 +44,9 @@ class Clock(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(job.Job):
     """Everything one simulation run needs, read and checked."""
 
-    scenario: ResolvedScenario
-    spec: LadderSpec
-    costs: CostModel
-    policies: tuple[tuple[PolicySpec, Policy], ...]
     engine: EngineKind
     clock: Clock
     device: str
@@ -83,133 +71,66 @@ def prepare(
     device: str = "cpu",
 ) -> Job:
     """Read and check everything; raises ``InputError`` in one line, before anything is loaded or written."""
-    document = scenario.load(path)
-    spec = resolve(ladder or document.ladder)
     if engine is EngineKind.MODELLED and clock is Clock.MEASURED:
         raise InputError("--clock measured: needs --engine real, the modelled engine takes no time")
     if device != "cpu":
         from molt.engine.device import usable_device  # torch
 
         usable_device(device)
-    chosen = [PolicySpec(name) for name in policies] or None
-    resolved = document.resolve(spec, known_policies(), seed=seed, policies=chosen)
-    costs = slowed(load_profile(resolved.profile, spec.ladder), resolved.slowdown)
-    made = tuple((named, make_policy(named.name, named.params)) for named in resolved.policies)
-    names = [policy.name for _, policy in made]
-    for twice in (name for name in names if names.count(name) > 1):
-        raise InputError(f"policies: {twice!r} a second time")
-    if seed is not None and not 0 <= seed <= scenario.SEED_MAX:
-        raise InputError(f"--seed: {seed} is not between 0 and {scenario.SEED_MAX}")
-    return Job(resolved, spec, costs, made, engine, clock, device)
+    read = job.prepare(path, policies=policies, ladder=ladder, seed=seed)
+    return Job(read.scenario, read.spec, read.costs, read.policies, engine, clock, device)
 
 
 def simulate(
-    job: Job, out: Path, on_progress: Callable[[str, int], None] = lambda policy, now_ns: None
+    run: Job, out: Path, on_progress: Callable[[str, int], None] = lambda policy, now_ns: None
 ) -> Outcome:
-    """Run every policy of the job; one folder with a log for each under ``out``."""
+    """Run every policy of a job; one folder with a log for each under ``out``."""
     outcome = Outcome()
-    engine = _engine(job)
-    for named, policy in job.policies:
+    engine = _engine(run)
+    for named, policy in run.policies:
         folder = out / policy.name
         folder.mkdir(parents=True)
         with (folder / FILE_NAME).open("w", encoding="utf-8", newline="\n") as sink:
             world = World(
-                job.scenario,
-                job.spec.ladder,
-                job.costs,
+                run.scenario,
+                run.spec.ladder,
+                run.costs,
                 policy,
                 engine,
-                Log(sink, _header(job, named, policy)),
-                measured_clock=job.clock is Clock.MEASURED,
+                Log(sink, _header(run, named, policy)),
+                measured_clock=run.clock is Clock.MEASURED,
                 on_progress=lambda now_ns, name=policy.name: on_progress(name, now_ns),  # type: ignore[misc]
             )
             begin = time.perf_counter()
             world.run()
             outcome.loop_s += time.perf_counter() - begin
-        on_progress(policy.name, job.scenario.horizon_ns)
+        on_progress(policy.name, run.scenario.horizon_ns)
         outcome.violations += world.violations
     return outcome
 
 
-def _engine(job: Job) -> Engine:
-    if job.engine is EngineKind.MODELLED:
-        return ModelledEngine(job.spec.ladder)
+def _engine(run: Job) -> Engine:
+    if run.engine is EngineKind.MODELLED:
+        return ModelledEngine(run.spec.ladder)
     from molt.engine.device import usable_device
     from molt.engine.real import RealEngine  # torch: seconds to import, and not needed by the modelled engine
 
     # Judging a switch takes time that must not count as the switch's own.
-    return RealEngine(job.spec, measure_handoff=job.clock is Clock.PROFILE, device=usable_device(job.device))
+    return RealEngine(run.spec, measure_handoff=run.clock is Clock.PROFILE, device=usable_device(run.device))
 
 
-def _header(job: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
-    run = job.scenario
-    return {
-        "scenario": {
-            "name": run.name,
-            "seed": run.seed,
-            "horizon_ns": run.horizon_ns,
-            "kill_after_ns": run.kill_after_ns,
-            "budgets": plain(run.budgets),
-            "profile": run.profile,
-            "slowdown": run.slowdown,
-            "tenants": [
-                {
-                    "name": tenant.name,
-                    "kind": tenant.kind.value,
-                    "arrives_ns": tenant.arrives_ns,
-                    "prompt_tokens": len(tenant.request.prompt_ids),
-                    "max_tokens": tenant.request.max_tokens,
-                    "stop_at_eos": tenant.request.stop_at_eos,
-                    "temperature": tenant.request.temperature,
-                    "top_p": tenant.request.top_p,
-                }
-                for tenant in run.tenants
-            ],
-        },
-        "policy": {
-            "name": policy.name,
-            "source": named.name,
-            "params": plain(named.params),
-            "promises": sorted(policy.promises),
-        },
-        "engine": job.engine.value,
-        "clock": job.clock.value,
-        "ladder": plain(job.spec.ladder),
-        "costs": plain(job.costs),
-        "machine": provenance.machine(),
-        "versions": provenance.versions(),
-        "commit": provenance.commit(),
-    }
+def _header(run: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
+    return {**job.header(run, named, policy), "engine": run.engine.value, "clock": run.clock.value}
 
 
-def new_folder(out: Path | None, name: str) -> Path:
-    """The folder for a run's results, made now; an existing one is never written into."""
-    if out is not None:
-        return _made(out)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    stem = f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)}-{stamp}"
-    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    return _made(next(folder for folder in map(Path("runs").joinpath, names) if not folder.exists()))
-
-
-def _made(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise InputError(f"{folder}: exists already; results are never overwritten") from None
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error.strerror}") from None
-    return folder
-
-
-def warn_if_slow(job: Job) -> None:
+def warn_if_slow(run: Job) -> None:
     """Say on stderr when no policy can be sure to react before the OS kills."""
-    longest = max(len(t.request.prompt_ids) + t.request.max_tokens for t in job.scenario.tenants)
-    reaction_ns = max(step_ns_max(rung, longest) + rung.release_ns for rung in job.costs.rungs.values())
-    if reaction_ns >= job.scenario.kill_after_ns:
+    longest = max(len(t.request.prompt_ids) + t.request.max_tokens for t in run.scenario.tenants)
+    reaction_ns = max(step_ns_max(rung, longest) + rung.release_ns for rung in run.costs.rungs.values())
+    if reaction_ns >= run.scenario.kill_after_ns:
         print(
             f"warning: on this device a step and a release can take {show_duration(reaction_ns)}, and the OS kills "
-            f"after {show_duration(job.scenario.kill_after_ns)}: even a policy that reacts may be killed",
+            f"after {show_duration(run.scenario.kill_after_ns)}: even a policy that reacts may be killed",
             file=sys.stderr,
         )
 
@@ -241,23 +162,23 @@ def command(
     from reports.table import text_table
 
     begin = time.perf_counter()
-    job = prepare(
+    run = prepare(
         path, policies=policy or (), ladder=ladder, engine=engine, clock=clock, seed=seed, device=device
     )
-    folder = new_folder(out, job.scenario.name)
-    warn_if_slow(job)
+    folder = job.new_folder(out, run.scenario.name)
+    warn_if_slow(run)
     with _progress() as progress:
-        horizon_ns = job.scenario.horizon_ns
-        tasks = {p.name: progress.add_task(p.name, total=horizon_ns, start=False) for _, p in job.policies}
+        horizon_ns = run.scenario.horizon_ns
+        tasks = {p.name: progress.add_task(p.name, total=horizon_ns, start=False) for _, p in run.policies}
 
         def show(name: str, now_ns: int) -> None:
             progress.start_task(tasks[name])
             progress.update(tasks[name], completed=now_ns)
 
-        outcome = simulate(job, folder, show)
+        outcome = simulate(run, folder, show)
     summary = write_reports(folder, wall_s=time.perf_counter() - begin, policies=tasks)
     print(summary_json(summary) if json_output else text_table(summary))
-    simulated_s = len(job.policies) * job.scenario.horizon_ns / 1e9
+    simulated_s = len(run.policies) * run.scenario.horizon_ns / 1e9
     print(
         f"{simulated_s:.0f} simulated seconds in {outcome.loop_s:.2f} s "
         f"({simulated_s / outcome.loop_s:,.0f} per second); results in {folder}",

@@ -11,8 +11,7 @@ import pytest
 from molt.errors import InputError
 from molt.log import plain
 from molt.models.ladder_file import resolve
-from molt.profile import load_profile
-from sim.hardware import slowed
+from molt.profile import load_profile, slowed
 from tests.small import COSTS, LADDER
 
 
