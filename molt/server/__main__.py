@@ -1,0 +1,6 @@
+"""``python -m molt.server``: the same as ``molt serve``."""
+
+from molt.cli import run_command
+from molt.server.command import command
+
+run_command(command)

@@ -1,0 +1,205 @@
+"""The routes of the server, and what every one of them answers when something is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from molt import __version__
+from molt.core.view import Policy
+from molt.server.admin import Administration, Budgeting, known_followers, shipped_traces
+from molt.server.answering import ALIAS, Answering
+from molt.server.body import until_gone
+from molt.server.chunks import event
+from molt.server.door import Door, Keys
+from molt.server.failure import Failure
+from molt.server.hub import Hub, Observer, Status, Unavailable
+from molt.server.openapi import document
+from molt.server.page import page_files, page_routes
+from molt.server.wire import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes lead to."""
+
+    hub: Hub
+    answering: Answering
+    budgeting: Budgeting
+    policy: Policy
+    created: int
+
+    # --- what is to be read ---
+
+    async def health(self, request: Request) -> Response:
+        """Whether answers can be had."""
+        if self.hub.status is not Status.READY:
+            message = "Loading model" if self.hub.status is Status.LOADING else self.hub.status.value
+            raise Failure(503, message, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        """The one model, which is a ladder."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """The model by its name."""
+        if request.path_params["name"] not in self.answering.models:
+            raise Failure(
+                404, f"no such model; there is {self.hub.ladder.name!r}", "model_not_found", "model"
+            )
+        return JSONResponse(self._model())
+
+    async def props(self, request: Request) -> Response:
+        """Settings, which do not change while the server runs."""
+        limits = self.hub.limits
+        return JSONResponse(
+            {
+                "build_info": f"molt {__version__}",
+                "model_alias": self.hub.ladder.name,
+                "total_slots": limits.answers,
+                "n_ctx": self.answering.prompter.tokens_max + 1,
+                "chat_format": self.answering.prompter.format,
+                "default_max_tokens": limits.answer_tokens,
+                "policy": self.policy.name,
+                "promises": sorted(self.policy.promises),
+                "budget_sources": ["manual", "trace", *sorted(known_followers())],
+                "traces": list(shipped_traces()),
+                "default_budget_bytes": self.budgeting.default_bytes,
+                "rungs": self.hub.view()["rungs"],
+            }
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        return Response(self.hub.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def openapi(self, request: Request) -> Response:
+        """This API, for programs."""
+        return JSONResponse(document())
+
+    async def state(self, request: Request) -> Response:
+        """What is held and by whom."""
+        return JSONResponse(self._state())
+
+    async def events(self, request: Request) -> Response:
+        """What happens, as it happens; begins with the state."""
+        return Observation(self.hub, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        own = {"ladder": self.hub.ladder.name, "policy": self.policy.name, "source": self.budgeting.source}
+        return {**own, "default_budget_bytes": self.budgeting.default_bytes, **self.hub.view()}
+
+    def _model(self) -> dict[str, Any]:
+        rungs = [rung.name for rung in self.hub.ladder.rungs]
+        return {
+            "id": self.hub.ladder.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "molt",
+            "molt": {"alias": ALIAS, "rungs": rungs},
+        }
+
+
+class Observation(Response):
+    """The events of a hub, for as long as somebody watches."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, hub: Hub, state: dict[str, Any]) -> None:
+        self._hub = hub
+        self._state = state
+        super().__init__(headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._hub.observed() as observer:
+            await until_gone(receive, self._send(observer, send))
+
+    async def _send(self, observer: Observer, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for told in self._told(observer):
+            await send({"type": "http.response.body", "body": event(told), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _told(self, observer: Observer) -> AsyncIterator[dict[str, Any]]:
+        yield {"type": "state", **self._state}
+        while (told := await observer.records.get()) is not None:
+            yield told
+
+
+def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_address: bool = False) -> ASGIApp:
+    """The whole server behind its door."""
+    answering, administration = service.answering, Administration(service.hub, service.budgeting)
+    page = page_files()
+    routes = [
+        Route("/health", service.health),
+        Route("/v1/models", service.models),
+        Route("/v1/models/{name:path}", service.model),
+        Route("/v1/chat/completions", answering.chat, methods=["POST"]),
+        Route("/v1/completions", answering.text, methods=["POST"]),
+        Route("/props", service.props),
+        Route("/metrics", service.metrics),
+        Route("/openapi.json", service.openapi),
+        Route("/molt/state", service.state),
+        Route("/molt/events", service.events),
+        Route("/admin/budget", administration.budget, methods=["POST"]),
+        Route("/admin/trace", administration.trace, methods=["POST"]),
+        Route("/admin/follow", administration.follow, methods=["POST"]),
+        *page_routes(page),
+    ]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={
+            Failure: _failure,
+            BadRequest: _bad_request,
+            Unavailable: _unavailable,
+            HTTPException: _http,
+            ClientDisconnect: _nobody,
+            Exception: _unexpected,
+        },
+    )
+    app.router.redirect_slashes = False
+    return Door(app, hosts, keys, any_address=any_address, open_paths=page)
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Failure)
+    return error.response()
+
+
+async def _bad_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BadRequest)
+    return Failure(400, error.message, param=error.param).response()
+
+
+async def _unavailable(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Unavailable)
+    return Failure(503, error.message, 503, retry_after_s=2 if error.retry else None).response()
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """What the router says: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    message = "no such path" if error.status_code == 404 else str(error.detail).lower()
+    response = Failure(error.status_code, message, close=request.method == "POST").response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    """Whoever asked is gone; nobody reads this."""
+    return Response(status_code=499)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return Failure(500, "an internal error", "internal_error").response()

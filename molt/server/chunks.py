@@ -1,0 +1,112 @@
+"""The objects of the API: chunks of a stream, whole answers and errors, for chats and for texts.
+
+Rules of this module:
+
+- Strict clients read nothing but the fields of OpenAI's API. Everything of Molt's is in one extra key, ``molt``.
+- Every chunk has exactly one choice, but for the one with the usage, which has none. ``finish_reason`` is null on all
+  but the last, whose delta is empty.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from molt.server.answer import MS_NS, Answer, Happening, Text
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    """A chunk as a server-sent event: one line, since JSON escapes every line end of the text."""
+    return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error_body(
+    message: str, kind: str, code: str | int | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """The body of an error."""
+    return {"error": {"message": message, "type": kind, "code": code, "param": param}}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the answer to one request is put, as a chat's or as a text's."""
+
+    is_chat: bool
+    model: str
+    with_usage: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default="")
+
+    def begin(self) -> list[dict[str, Any]]:
+        """What comes before any token."""
+        return [self._chunk({"role": "assistant", "content": ""})] if self.is_chat else []
+
+    def text(self, part: Text) -> dict[str, Any]:
+        """A token, or text that was withheld."""
+        told = {
+            "event": "token" if part.is_token else "text",
+            "rung": part.rung,
+            "at_ms": round(part.at_ns / MS_NS, 3),
+        }
+        return self._chunk({"content": part.text} if self.is_chat else part.text, told)
+
+    def happening(self, part: Happening) -> dict[str, Any]:
+        """Something that was done to the answer: no text."""
+        return self._chunk({} if self.is_chat else "", part.fields)
+
+    def end(self, reason: str, answer: Answer, seed: int) -> list[dict[str, Any]]:
+        """The last chunk, and the usage if it was asked for."""
+        last = self._chunk({} if self.is_chat else "", {**answer.summary(), "seed": seed}, reason)
+        if not self.with_usage:
+            return [last]
+        return [last, {**self._head(streamed=True), "choices": [], "usage": usage(answer)}]
+
+    def whole(self, reason: str, answer: Answer, seed: int) -> dict[str, Any]:
+        """An answer in one piece; ``molt`` has its text by rung."""
+        text = "".join(text for _, text in answer.spans)
+        said: dict[str, Any] = {"text": text}
+        if self.is_chat:
+            said = {"message": {"role": "assistant", "content": text}}
+        spans = [{"rung": rung, "text": text} for rung, text in answer.spans]
+        return {
+            **self._head(streamed=False),
+            "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}],
+            "usage": usage(answer),
+            "molt": {**answer.summary(), "seed": seed, "spans": spans},
+        }
+
+    def _chunk(
+        self, delta: dict[str, str] | str, molt: dict[str, Any] | None = None, reason: str | None = None
+    ) -> dict[str, Any]:
+        said = {"delta": delta} if self.is_chat else {"text": delta}
+        chunk = {
+            **self._head(streamed=True),
+            "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}],
+        }
+        if self.with_usage:
+            chunk["usage"] = None
+        return chunk if molt is None else {**chunk, "molt": molt}
+
+    def _head(self, *, streamed: bool) -> dict[str, Any]:
+        kind = (
+            ("chat.completion.chunk" if streamed else "chat.completion")
+            if self.is_chat
+            else "text_completion"
+        )
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def new_id(*, is_chat: bool) -> str:
+    """A name for an answer that nobody can guess."""
+    return f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+
+
+def usage(answer: Answer) -> dict[str, int]:
+    """Tokens read and produced."""
+    asked, produced = answer.prompt_tokens, answer.tokens
+    return {"prompt_tokens": asked, "completion_tokens": produced, "total_tokens": asked + produced}

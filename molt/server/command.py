@@ -1,0 +1,214 @@
+"""``molt serve`` and ``python -m molt.server``."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import traceback
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import psutil
+import typer
+
+from molt import provenance
+from molt.core import events as e
+from molt.core.costs import CostModel
+from molt.core.ladder import Ladder
+from molt.core.view import Policy
+from molt.errors import InputError
+from molt.live.remote import ChildSpec, RemoteEngine
+from molt.live.world import LiveWorld
+from molt.log import FILE_NAME, Log, plain
+from molt.models.ladder_file import LadderSpec, resolve
+from molt.plugins import make_policy
+from molt.profile import load_profile
+from molt.server.admin import MANUAL, Budgeting, budget_on, make_follower
+from molt.server.answering import Answering
+from molt.server.app import Service, application
+from molt.server.door import Keys, allowed_hosts, is_loopback
+from molt.server.hub import Hub, OpenWorld
+from molt.server.limits import Limits
+from molt.server.metrics import Metrics
+from molt.server.prompts import Prompter
+from molt.server.run import listen_at, listen_on, say, serve
+from molt.server.savings import Savings
+from molt.trace import parse_budget
+from molt.units import show_size
+
+MEMORY_SHARE = 0.8
+"""Of the memory that is available when the server starts: the most that the budget is by default."""
+
+CACHES = 4
+"""So many whole contexts on the largest rung have room in the default budget."""
+
+
+class DiscreetLog(Log):
+    """A log without the text of answers."""
+
+    def event(self, event: e.AnyEvent) -> int:
+        return super().event(replace(event, pieces=()) if isinstance(event, e.TokensProduced) else event)
+
+
+def command(
+    ladder: Annotated[str, typer.Option(help="Ladder name or file.")] = "pico",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8080,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; outside of the loopback with --token only.")
+    ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Another Host to answer to, NAME:PORT; repeat for more.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Policy name or module:Class.")] = "molt",
+    budget: Annotated[
+        str | None, typer.Option(help="Memory to begin with: 40MiB, 150% of tier0. Default: room for all.")
+    ] = None,
+    follow: Annotated[
+        str, typer.Option(help="What the budget follows: manual, cgroup, psi, memavailable.")
+    ] = MANUAL,
+    profile: Annotated[
+        str | None, typer.Option(help="Costs of steps, as `molt calibrate` writes them.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="real, or modelled: the books only, and no text.")] = "real",
+    queue: Annotated[int, typer.Option(min=1, max=1024, help="Answers under way and waiting, at most.")] = 32,
+    token: Annotated[
+        str | None, typer.Option(envvar="MOLT_TOKEN", help="What requests have to bring.")
+    ] = None,
+    admin_token: Annotated[
+        str | None,
+        typer.Option(envvar="MOLT_ADMIN_TOKEN", help="What administration has to bring. Default: made up."),
+    ] = None,
+    admin_socket: Annotated[
+        Path | None, typer.Option(help="A UNIX socket for administration, without a token.")
+    ] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="New file for the log. Default: in a folder under runs.")
+    ] = None,
+    log_text: Annotated[bool, typer.Option(help="Keep the text of answers in the log.")] = False,
+) -> None:
+    """Serve answers over HTTP, in OpenAI's API, under a budget of memory that may change at any time."""
+    if not is_loopback(host) and token is None:
+        raise InputError(
+            f"--host {host}: others could reach it there: say what they have to bring, with --token"
+        )
+    spec = resolve(ladder)
+    costs = load_profile(profile or spec.ladder.name, spec.ladder)
+    chosen = make_policy(policy, {})
+    default_bytes = default_budget(spec.ladder)
+    begin_bytes = default_bytes if budget is None else _budget(budget, spec.ladder)
+    follower = None if follow == MANUAL else _follower(follow)
+    sockets = [listen_on(host, port)]
+    if admin_socket is not None:
+        sockets.append(listen_at(admin_socket))
+    elif admin_token is None:
+        admin_token = secrets.token_urlsafe(16)
+    port = sockets[0].getsockname()[1]
+    limits = replace(Limits(), answers=queue)
+    if engine not in ("real", "modelled"):
+        raise InputError(f"--engine: {engine!r} is neither real nor modelled")
+    child = ChildSpec(ladder, engine, profile=profile)  # type: ignore[arg-type]
+    with _log_file(log) as sink:
+        journal = (Log if log_text else DiscreetLog)(sink, header(spec, costs, chosen, policy, engine))
+        hub = Hub(
+            spec.ladder,
+            live_world(spec.ladder, costs, chosen, child, journal),
+            limits,
+            Metrics(),
+            budget_bytes=begin_bytes,
+        )
+        budgeting = Budgeting(hub, max(default_bytes, begin_bytes))
+        app = application(
+            service(hub, spec, budgeting, chosen),
+            allowed_hosts(host, port, allow_host or ()),
+            Keys(token, admin_token),
+            any_address=not is_loopback(host),
+        )
+
+        def started() -> None:
+            if follower is not None:
+                budgeting.follow(follow, follower)
+            shown = f"[{host}]" if ":" in host else host
+            say(f"http://{shown}:{port}/" + (f"#admin={admin_token}" if admin_token is not None else ""))
+            say(f"{spec.ladder.name} under {chosen.name} with {show_size(begin_bytes)}; log in {sink.name}")
+
+        try:
+            well = asyncio.run(serve(hub, app, sockets, started=started))
+        finally:
+            if admin_socket is not None:
+                admin_socket.unlink(missing_ok=True)
+    if isinstance(hub.failure, InputError):
+        raise hub.failure
+    if hub.failure is not None:
+        traceback.print_exception(hub.failure)
+    if not well:
+        raise typer.Exit(1)
+
+
+def live_world(ladder: Ladder, costs: CostModel, policy: Policy, child: ChildSpec, journal: Log) -> OpenWorld:
+    """Opens the world of a server: one engine in a process of its own."""
+    return lambda listen, budget_bytes: LiveWorld(
+        ladder, costs, policy, RemoteEngine(child), journal, budget_bytes=budget_bytes, listen=listen
+    )
+
+
+def service(hub: Hub, spec: LadderSpec, budgeting: Budgeting, policy: Policy) -> Service:
+    """What the routes of a server lead to."""
+    hub.metrics.watch(hub.running, hub.waiting)
+    context = min(rung.max_positions for rung in spec.ladder.rungs)
+    answering = Answering(hub, Prompter(spec.tokenizer, context - 1), Savings(spec).flops)
+    return Service(hub, answering, budgeting, policy, created=int(time.time()))
+
+
+def default_budget(ladder: Ladder) -> int:
+    """Room for the two largest rungs and a few whole caches, as far as the machine has it now."""
+    rungs = sorted((rung.resident_bytes for rung in ladder.rungs), reverse=True)[:2]
+    wanted = sum(rungs) + CACHES * ladder.top.kv_bytes(ladder.top.max_positions)
+    return min(wanted, round(MEMORY_SHARE * psutil.virtual_memory().available))
+
+
+def header(spec: LadderSpec, costs: CostModel, policy: Policy, source: str, engine: str) -> dict[str, Any]:
+    """The first line of a server's log: everything that its decisions depend on."""
+    return {
+        "server": {"ladder": spec.ladder.name},
+        "policy": {
+            "name": policy.name,
+            "source": source,
+            "params": {},
+            "promises": sorted(policy.promises),
+        },
+        "engine": engine,
+        "clock": "live",
+        "ladder": plain(spec.ladder),
+        "costs": plain(costs),
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
+        "commit": provenance.commit(),
+    }
+
+
+def _budget(text: str, ladder: Ladder) -> int:
+    try:
+        return budget_on(parse_budget(text), ladder)
+    except InputError as error:
+        raise InputError(f"--budget: {text!r}: {error}") from None
+
+
+def _follower(name: str) -> Any:
+    try:
+        return make_follower(name)
+    except InputError as error:
+        raise InputError(f"--follow: {error}") from None
+
+
+def _log_file(path: Path | None) -> TextIO:
+    """A new file, written line by line."""
+    if path is None:
+        path = Path("runs") / f"serve-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%fZ')}" / FILE_NAME
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("x", encoding="utf-8", newline="\n", buffering=1)
+    except OSError as error:
+        raise InputError(f"--log: {path}: {error.strerror}") from None

@@ -1,0 +1,39 @@
+"""Errors as HTTP answers: OpenAI's shape, one line, no paths, no traces, nothing of a prompt."""
+
+from __future__ import annotations
+
+from starlette.responses import JSONResponse
+
+from molt.server.chunks import error_body
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 503: "unavailable_error"}
+
+
+class Failure(Exception):
+    """A request that is answered with an error. ``retry_after_s``: when there is sense in asking again."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | int | None = None,
+        param: str | None = None,
+        *,
+        retry_after_s: int | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.retry_after_s, self.close = retry_after_s, close
+
+    def response(self) -> JSONResponse:
+        """The answer; ``close`` ends the connection with it, as where a body is left unread."""
+        kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        if self.close:
+            headers["Connection"] = "close"
+        return JSONResponse(error_body(self.message, kind, self.code, self.param), self.status, headers)

@@ -1,0 +1,31 @@
+"""Every limit of the server, so that nothing a client does costs more than it may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes in bytes, times in seconds.
+
+    ``answers`` counts those under way and those that wait; beyond them a request is refused with 503. ``backlog`` is
+    how many records an answer, or an observer of the events, may leave unread.
+    """
+
+    body_bytes: int = 1 << 20
+    body_s: float = 30.0
+    header_bytes: int = 16 << 10
+    header_s: float = 10.0
+    idle_s: float = 60.0
+    send_buffer_bytes: int = 64 << 10
+    stalled_reader_s: float = 10.0
+    connections: int = 1000
+    answers: int = 32
+    answer_tokens: int = 256  # of a request that does not say
+    answer_s: float = 600.0
+    backlog: int = 4096
+    observers: int = 16
+    retry_after_s: int = 2
+    drain_s: float = 2.5  # from the first signal until connections are cut
+    stop_s: float = 1.5  # until the engine's process is killed

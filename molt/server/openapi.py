@@ -1,0 +1,119 @@
+"""The OpenAPI document, made from the models that check the bodies, so that it cannot say anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from molt import __version__
+from molt.server.wire import BudgetAsked, ChatAsked, FollowAsked, TextAsked, TraceAsked
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "code", "param"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "code": {"type": ["string", "integer", "null"]},
+                "param": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_OBJECT: dict[str, Any] = {"type": "object"}
+_BODIES = {
+    "/v1/chat/completions": ("Answer a chat.", ChatAsked),
+    "/v1/completions": ("Go on with a text.", TextAsked),
+    "/admin/budget": ("Set the budget by hand.", BudgetAsked),
+    "/admin/trace": ("Replay a budget trace.", TraceAsked),
+    "/admin/follow": ("Follow a signal of the machine.", FollowAsked),
+}
+_READ = {
+    "/health": ("Whether answers can be had.", "application/json"),
+    "/v1/models": ("The one model.", "application/json"),
+    "/props": ("Settings.", "application/json"),
+    "/metrics": ("For Prometheus.", "text/plain"),
+    "/molt/state": ("What is held, and by whom.", "application/json"),
+    "/molt/events": ("What happens, as it happens; without end.", "text/event-stream"),
+    "/openapi.json": ("This document.", "application/json"),
+    "/": ("The page.", "text/html"),
+}
+_ERRORS = {
+    "400": "The body is wrong.",
+    "401": "A token is needed.",
+    "403": "Another site asked.",
+    "404": "No such model.",
+    "408": "The body did not come in time.",
+    "413": "The body is too long.",
+    "415": "The body is not JSON.",
+    "421": "Not this Host.",
+    "422": "The body is wrong.",
+    "503": "Too many ask, or the engine is not there yet.",
+    "504": "Not complete in time.",
+}
+
+
+def document() -> dict[str, Any]:
+    """The document, as plain data."""
+    models = [(model, "validation") for _, model in _BODIES.values()]
+    _, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Molt", "version": __version__},
+        "paths": {
+            **{path: {"get": _reading(*told)} for path, told in _READ.items()},
+            "/v1/models/{name}": {"get": _one_model()},
+            **{path: {"post": _posting(path, *told)} for path, told in _BODIES.items()},
+        },
+        "components": {
+            "schemas": {**schemas["$defs"], "Error": _ERROR},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _reading(summary: str, media_type: str) -> dict[str, Any]:
+    schema = _OBJECT if media_type == "application/json" else {"type": "string"}
+    return {
+        "summary": summary,
+        "responses": {"200": _content("Fine.", media_type, schema), **_errors(503, 401, 421)},
+    }
+
+
+def _one_model() -> dict[str, Any]:
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {**_reading("The model by its name.", "application/json"), "parameters": [name]} | {
+        "responses": {"200": _content("Fine.", "application/json", _OBJECT), **_errors(401, 404, 421)}
+    }
+
+
+def _posting(path: str, summary: str, model: type) -> dict[str, Any]:
+    wrong = 422 if path.startswith("/admin/") else 400
+    fine = _content("Fine.", "application/json", _OBJECT)
+    if path.startswith("/v1/"):
+        fine["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    body = {"$ref": f"#/components/schemas/{model.__name__}"}
+    posting: dict[str, Any] = {
+        "summary": summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "responses": {"200": fine, **_errors(wrong, 400, 401, 403, 404, 408, 413, 415, 421, 503, 504)},
+    }
+    return {**posting, "security": [{"token": []}]} if path.startswith("/admin/") else posting
+
+
+def _errors(*statuses: int) -> dict[str, Any]:
+    return {
+        str(status): _content(
+            _ERRORS[str(status)], "application/json", {"$ref": "#/components/schemas/Error"}
+        )
+        for status in statuses
+    }
+
+
+def _content(text: str, media_type: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": text, "content": {media_type: {"schema": schema}}}

@@ -1,0 +1,136 @@
+"""Sockets and signals: the server from its first connection to its end.
+
+The first SIGTERM (or Ctrl-C) ends every stream with an error and ``[DONE]``, and the engine after the step under way;
+the second ends the process at once, and the engine's with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from molt.errors import InputError
+from molt.server.hub import Hub
+from molt.server.protocol import bounded
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's, which leaves signals to ``serve``."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve(
+    hub: Hub, app: ASGIApp, sockets: Sequence[socket.socket], *, started: Callable[[], None] = lambda: None
+) -> bool:
+    """Serve until a signal comes, or the world fails; whether the end was as it should be."""
+    limits = hub.limits
+    config = uvicorn.Config(
+        app,
+        http=bounded(limits),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=round(limits.idle_s),
+        timeout_graceful_shutdown=limits.drain_s,  # type: ignore[arg-type]
+        h11_max_incomplete_event_size=limits.header_bytes,
+    )
+    server = _Server(config)
+    ending = _Ending(hub, server)
+    hub.on_failure = ending.begin
+    with ending.at_signals():
+        hub.start()
+        started()
+        await server.serve(sockets=list(sockets))
+        failed = hub.failure is not None
+        hub.stop()
+        ended = await hub.stopped(limits.stop_s)
+    return ended and not failed
+
+
+class _Ending:
+    """What signals do."""
+
+    def __init__(self, hub: Hub, server: uvicorn.Server) -> None:
+        self._hub, self._server = hub, server
+        self._begun = False
+
+    def begin(self) -> None:
+        """Gently; a second time, at once."""
+        if self._begun:
+            os._exit(1)
+        self._begun = True
+        self._hub.stop()
+        self._server.should_exit = True
+
+    @contextlib.contextmanager
+    def at_signals(self) -> Generator[None, None, None]:
+        """Begin at a signal, as long as the context lasts (in the main thread: others get no signals)."""
+        loop = asyncio.get_running_loop()
+        try:
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self.begin)
+        except (RuntimeError, ValueError):
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; ``InputError`` if that cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise InputError(f"--host {host} --port {port}: {error.strerror}") from None
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+def listen_at(path: Path) -> socket.socket:
+    """A UNIX socket that only its owner may connect to; a dead one of the same name is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.stat().st_mode):
+            path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        raise InputError(f"--admin-socket: {path}: {error.strerror}") from None
+    finally:
+        os.umask(before)
+    sock.listen(16)
+    sock.setblocking(False)
+    return sock
+
+
+def say(line: str) -> None:
+    """One line for whoever started the server."""
+    print(line, file=sys.stderr, flush=True)
