@@ -12,7 +12,7 @@ from itertools import cycle
 from rich.console import Console
 from rich.text import Text
 
-from molt.client import Client, Lever, Part, ServerError, Summary, Token
+from molt.client import Client, Lever, Part, Served, ServerError, Summary, Token
 
 STYLES = ("bold blue", "green", "italic yellow", "magenta", "cyan", "bright_black")
 """How the words of a rung look, from the largest on; a form beside the colour for the first and the third."""
@@ -103,10 +103,12 @@ class Screen:
 class Conversation:
     """Questions and answers so far; every question is sent with what came before it."""
 
-    def __init__(self, client: Client, screen: Screen, *, kind: str, max_tokens: int | None) -> None:
+    def __init__(
+        self, client: Client, served: Served, screen: Screen, *, kind: str, max_tokens: int | None
+    ) -> None:
         self._client, self._screen = client, screen
         self._kind, self._max_tokens = kind, max_tokens
-        self._model = str(client.state()["ladder"])
+        self._served = served
         self.messages: list[dict[str, str]] = []
 
     def ask(self, question: str) -> bool:
@@ -116,7 +118,7 @@ class Conversation:
         """
         asked = [*self.messages, {"role": "user", "content": question}]
         words: list[str] = []
-        parts = self._client.answer(self._model, asked, kind=self._kind, max_tokens=self._max_tokens)
+        parts = self._client.answer(self._served, asked, kind=self._kind, max_tokens=self._max_tokens)
         complete = False
         try:
             for part in parts:
@@ -128,7 +130,7 @@ class Conversation:
         except ServerError as error:
             self._screen.line(f"[failed: {error}]", "red")
         finally:
-            parts.close()  # type: ignore[attr-defined]
+            parts.close()
         if words:
             self.messages = [*asked, {"role": "assistant", "content": "".join(words)}]
         return complete
@@ -138,8 +140,9 @@ def chat(url: str, token: str | None, *, kind: str, max_tokens: int | None, ques
     """Hold a conversation; says whether every answer became complete. ``ServerError`` if there is no server."""
     console = Console(file=sys.stdout)
     with Client(url, token) as client:
-        screen = Screen(console, [rung["name"] for rung in client.state()["rungs"]])
-        conversation = Conversation(client, screen, kind=kind, max_tokens=max_tokens)
+        served = client.served()
+        screen = Screen(console, served.rungs)
+        conversation = Conversation(client, served, screen, kind=kind, max_tokens=max_tokens)
         complete = True
         for question in questions:
             match question.strip():

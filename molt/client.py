@@ -9,7 +9,7 @@ Rules of this module:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +20,10 @@ import httpx2 as http
 CONNECT_S = 10.0
 SILENCE_S = 300.0
 """How long an answer may say nothing: it may be deferred or parked for as long as memory is short."""
+
+TEMPERATURE, TOP_P = 0.7, 0.95
+PLAIN = "plain"
+"""What a server calls the format of chats where its model has none."""
 
 LEVERS = frozenset(
     {"switch", "park", "resume", "defer", "admit", "spill", "restore", "shed", "restarted", "healed"}
@@ -58,6 +62,23 @@ class Summary:
 Part = Token | Lever | Summary
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server serves: a ladder, whose name is the model's too, and its rungs from the largest on.
+
+    ``resident_bytes`` has what each rung takes; a model that does not chat goes on with a text instead.
+    """
+
+    name: str
+    resident_bytes: Mapping[str, int]
+    chats: bool
+
+    @property
+    def rungs(self) -> tuple[str, ...]:
+        """Names of the rungs."""
+        return tuple(self.resident_bytes)
+
+
 class Client:
     """A connection to a server; ``token`` is the one that users need where a server asks for one."""
 
@@ -86,23 +107,35 @@ class Client:
         with self._reached():
             _checked(self._http.post(path, json=body, headers=headers))
 
-    def state(self) -> Any:
-        """What the server holds: ``ladder``, its name and the model's; ``rungs``, ``budget_bytes`` and so on."""
-        return self.get("/molt/state")
+    def served(self) -> Served:
+        """What there is to ask."""
+        props = self.get("/props")
+        sizes = {rung["name"]: int(rung["resident_bytes"]) for rung in props["rungs"]}
+        return Served(props["model_alias"], sizes, props["chat_format"] != PLAIN)
 
     def answer(
-        self, model: str, messages: Sequence[Mapping[str, str]], *, kind: str, max_tokens: int | None = None
-    ) -> Iterator[Part]:
-        """The parts of an answer, the ``Summary`` last. Closing the iterator ends the answer."""
-        body: dict[str, Any] = {
-            "model": model,
-            "messages": list(messages),
+        self,
+        served: Served,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        kind: str,
+        max_tokens: int | None = None,
+        seed: int | None = None,
+    ) -> Generator[Part]:
+        """The parts of an answer, the ``Summary`` last. Closing the generator ends the answer."""
+        asked = {"messages": list(messages)} if served.chats else {"prompt": text_of(messages)}
+        path = "/v1/chat/completions" if served.chats else "/v1/completions"
+        options = {"max_tokens": max_tokens, "seed": seed}
+        body = {
+            "model": served.name,
+            **asked,
+            **{name: value for name, value in options.items() if value is not None},
+            "temperature": TEMPERATURE,
+            "top_p": TOP_P,
             "stream": True,
             "molt": {"kind": kind},
         }
-        if max_tokens is not None:
-            body["max_tokens"] = max_tokens
-        with self._reached(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+        with self._reached(), self._http.stream("POST", path, json=body) as response:
             if response.is_error:
                 response.read()
             complete = False
@@ -126,6 +159,11 @@ class Client:
             raise ServerError(f"{self.url}: the connection broke off ({type(error).__name__})") from None
 
 
+def text_of(messages: Sequence[Mapping[str, str]]) -> str:
+    """A conversation as one text, for a model that goes on with texts."""
+    return "\n\n".join(message["content"] for message in messages)
+
+
 def part_of(chunk: Mapping[str, Any]) -> Part | None:
     """What a chunk says, if anything; ``ServerError`` where it ends the answer with an error."""
     if "error" in chunk:
@@ -137,7 +175,7 @@ def part_of(chunk: Mapping[str, Any]) -> Part | None:
             return Summary(choice["finish_reason"], molt)
         if event in LEVERS:
             return Lever(event, molt)
-        if text := choice["delta"].get("content"):
+        if text := choice["delta"].get("content") if "delta" in choice else choice["text"]:
             return Token(text, molt.get("rung", ""), event == "token")
         if event == "token":
             return Token("", molt["rung"])

@@ -10,8 +10,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,14 @@ from molt.chat import Screen, printable, seam, shown_ms
 from molt.chat import closing as closing_line
 from molt.client import Client, Lever, ServerError, Summary, Token
 from molt.errors import InputError
+from molt.log import FILE_NAME
 from molt.units import show_size
 
 QUESTION = "Why does an operating system reclaim memory from background processes?"
+BEGINNING = "An operating system reclaims memory from background processes because"
+"""What is asked of a model that chats, and of one that goes on with a text."""
+
+SEED = 2
 CUT_AFTER_TOKENS = 8
 START_S = 300.0
 STOP_S = 10.0
@@ -60,6 +66,9 @@ class Happened(_Strict):
     molt: dict[str, Any]
 
 
+Item = Said | Cut | Happened
+
+
 class Session(_Strict):
     """What came over the wire, and where."""
 
@@ -69,7 +78,7 @@ class Session(_Strict):
     machine: dict[str, Any]
     versions: dict[str, str]
     question: str
-    items: tuple[Said | Cut | Happened, ...]
+    items: tuple[Item, ...]
     finish_reason: str
     summary: dict[str, Any]
 
@@ -82,80 +91,87 @@ class Session(_Strict):
 # --- playing ---
 
 
-def play(
-    client: Client, admin: str, *, ladder: str, command: str, max_tokens: int, screen: Screen
-) -> Session:
+def play(client: Client, admin: str, *, command: str, max_tokens: int, screen: Screen) -> Session:
     """Ask, cut the budget after ``CUT_AFTER_TOKENS``, and show everything as it comes.
 
     Raises ``ServerError`` where the answer does not come to its end.
     """
-    state = client.state()
-    budget = budget_between(state["rungs"])
-    messages = [{"role": "user", "content": QUESTION}]
-    asked_ns = time.perf_counter_ns()
-    items: list[Said | Cut | Happened] = []
+    served = client.served()
+    budget = budget_between(list(served.resident_bytes.values()))
+    question = QUESTION if served.chats else BEGINNING
+    screen.line(f"› {question}")
+    messages = [{"role": "user", "content": question}]
+    items: list[Item] = []
     tokens = 0
-    for part in client.answer(state["ladder"], messages, kind="foreground", max_tokens=max_tokens):
-        at_ms = round((time.perf_counter_ns() - asked_ns) / 1e6, 3)
+    watch = Stopwatch()
+    for part in client.answer(served, messages, kind="foreground", max_tokens=max_tokens, seed=SEED):
         match part:
             case Token(text, rung, counts):
+                item = Said(at_ms=watch.ms(), text=text, rung=rung)
                 if not tokens:
-                    screen.line(start_line(rung, at_ms, _prompt_tokens(items)))
-                items.append(Said(at_ms=at_ms, text=text, rung=rung))
+                    screen.line(start_line(rung, item.at_ms))
+                items.append(item)
                 screen.show(part)
                 tokens += counts
                 if tokens == CUT_AFTER_TOKENS and counts:
                     client.post("/admin/budget", {"budget": budget}, admin)
-                    at_ms = round((time.perf_counter_ns() - asked_ns) / 1e6, 3)
-                    items.append(Cut(at_ms=at_ms, budget_bytes=budget))
+                    items.append(Cut(at_ms=watch.ms(), budget_bytes=budget))
                     screen.line(cut_line(budget))
-            case Lever(_, fields):
-                items.append(Happened(at_ms=at_ms, molt=dict(fields)))
+            case Lever():
+                items.append(Happened(at_ms=watch.ms(), molt=dict(part.fields)))
                 screen.show(part)
-            case Summary(finish_reason, fields):
+            case Summary():
                 screen.show(part)
                 return Session(
-                    ladder=ladder,
+                    ladder=served.name,
                     command=command,
                     commit=provenance.commit(),
                     machine=provenance.machine(),
                     versions=provenance.versions(),
-                    question=QUESTION,
+                    question=question,
                     items=tuple(items),
-                    finish_reason=finish_reason,
-                    summary=dict(fields),
+                    finish_reason=part.finish_reason,
+                    summary=dict(part.fields),
                 )
     raise AssertionError("an answer ends with its summary or with an error")
 
 
-def budget_between(rungs: list[dict[str, Any]]) -> int:
+class Stopwatch:
+    """Milliseconds since it was made."""
+
+    def __init__(self) -> None:
+        self._began_ns = time.perf_counter_ns()
+
+    def ms(self) -> float:
+        """To the microsecond."""
+        return round((time.perf_counter_ns() - self._began_ns) / 1e6, 3)
+
+
+def budget_between(resident_bytes: Sequence[int]) -> int:
     """Bytes at which the largest rung does not fit and the next one does, with as much room on either side."""
-    if len(rungs) < 2:
+    if len(resident_bytes) < 2:
         raise InputError("a ladder of one rung has nothing to change to")
-    return (int(rungs[0]["resident_bytes"]) + int(rungs[1]["resident_bytes"])) // 2
+    return (resident_bytes[0] + resident_bytes[1]) // 2
 
 
 @contextmanager
-def server(ladder: str) -> Iterator[tuple[str, str]]:
-    """``molt serve`` of a ladder on a free port, until the block is left: its address and its admin token."""
-    command = [
-        sys.executable,
-        "-c",
-        "from molt.cli import main; main()",
-        "serve",
-        "--ladder",
-        ladder,
-        "--port",
-        "0",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
+def server(ladder: str, log: Path) -> Iterator[tuple[str, str]]:
+    """``molt serve`` of a ladder on a free port, until the block is left: its address and its admin token.
+
+    ``ServerError`` with its last line if it ends before it has an address.
+    """
+    options = ["--ladder", ladder, "--port", "0", "--log", str(log)]
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "molt.server", *options], stderr=subprocess.PIPE, text=True
+    )
     try:
-        assert process.stdout is not None
-        address = next((found for line in process.stdout if (found := _ADDRESS.search(line))), None)
-        if address is None:
-            raise ServerError(f"the server ended with status {process.wait()} before it had an address")
-        _wait_until_loaded(address["url"])
-        yield address["url"], address["token"]
+        assert process.stderr is not None
+        url, admin = _address(process.stderr)
+        threading.Thread(
+            target=process.stderr.read, daemon=True
+        ).start()  # so that it never waits for a reader
+        _wait_until_loaded(url)
+        yield url, admin
     finally:
         process.terminate()
         try:
@@ -163,6 +179,15 @@ def server(ladder: str) -> Iterator[tuple[str, str]]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _address(lines: Iterable[str]) -> tuple[str, str]:
+    last = "the server said nothing"
+    for line in lines:
+        if found := _ADDRESS.search(line):
+            return found["url"], found["token"]
+        last = line.strip() or last
+    raise ServerError(last.removeprefix("molt: "))
 
 
 def _wait_until_loaded(url: str) -> None:
@@ -181,22 +206,30 @@ def _wait_until_loaded(url: str) -> None:
 
 def demo(ladder: str, out: Path, max_tokens: int) -> bool:
     """Play the session and save it into the folder ``out``; says whether it shows what it is to show."""
-    command = f"molt demo --ladder {Path(ladder).name}"
-    with server(ladder) as (url, admin), Client(url) as client:
-        screen = Screen(Console(), [rung["name"] for rung in client.state()["rungs"]])
-        screen.line(f"› {QUESTION}")
-        session = play(
-            client, admin, ladder=Path(ladder).stem, command=command, max_tokens=max_tokens, screen=screen
-        )
-    save(session, out)
+    log = out / FILE_NAME
+    _prepare(out, log)
+    with server(ladder, log) as (url, admin), Client(url) as client:
+        screen = Screen(Console(), client.served().rungs)
+        command = f"molt demo --ladder {Path(ladder).stem}"
+        session = play(client, admin, command=command, max_tokens=max_tokens, screen=screen)
+    (out / "session.json").write_text(to_json(session), encoding="utf-8", newline="\n")
+    (out / "session.txt").write_text(annotated(session), encoding="utf-8", newline="\n")
     return session.holds
+
+
+def _prepare(out: Path, log: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        log.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}") from error
 
 
 # --- showing and saving ---
 
 
-def start_line(rung: str, ttft_ms: float, prompt_tokens: int | None) -> str:
-    """The first line of the session."""
+def start_line(rung: str, ttft_ms: float, prompt_tokens: int | None = None) -> str:
+    """The first line of the session; how long the prompt was is known at its end only."""
     prompt = "" if prompt_tokens is None else f" · {prompt_tokens} prompt tokens"
     return f"[start on {rung}{prompt} · TTFT {shown_ms(ttft_ms)}]"
 
@@ -240,21 +273,6 @@ def _wrapped(words: str) -> list[str]:
             line += piece
         lines.append(line)
     return lines
-
-
-def _prompt_tokens(items: list[Said | Cut | Happened]) -> int | None:
-    told = (item.molt.get("prompt_tokens") for item in items if isinstance(item, Happened))
-    return next((count for count in told if count is not None), None)
-
-
-def save(session: Session, out: Path) -> None:
-    """Write ``session.json`` and ``session.txt``; ``InputError`` where that cannot be."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "session.json").write_text(to_json(session), encoding="utf-8", newline="\n")
-        (out / "session.txt").write_text(annotated(session), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(f"{out}: {error.strerror}") from error
 
 
 def to_json(session: Session) -> str:

@@ -45,6 +45,7 @@ class FakeServer:
     """What it believes, and what was asked of it."""
 
     pace: float = 0.02
+    chats: bool = True
     script: Sequence[Mapping[str, Any] | str] | None = None
     refuse: tuple[int, dict[str, str]] | None = None
     url: str = ""
@@ -86,7 +87,9 @@ class FakeServer:
         return JSONResponse({**about, **self.memory(), "rungs": rungs, "tenants": tenants})
 
     async def props(self, request: Request) -> Response:
-        return JSONResponse({"budget_sources": ["manual", "trace", "cgroup"]})
+        rungs = [{"name": name, "resident_bytes": size + BASE} for name, size in LADDER]
+        about = {"model_alias": "pico", "chat_format": "chatml" if self.chats else "plain", "n_ctx": 2048}
+        return JSONResponse({**about, "rungs": rungs, "budget_sources": ["manual", "trace", "cgroup"]})
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -110,9 +113,10 @@ class FakeServer:
         self.traces.append((await request.json())["steps"])
         return JSONResponse({})
 
-    async def chat(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append(body)
+        assert self.chats == ("messages" in body) == request.url.path.startswith("/v1/chat")
         if self.refuse is not None:
             status, headers = self.refuse
             return _error(status, "the queue is full", headers)
@@ -121,6 +125,11 @@ class FakeServer:
         return StreamingResponse(lines, media_type="text/event-stream")
 
     # --- answers ---
+
+    def chunk(self, text: str, molt: dict[str, Any], finish: str | None = None) -> str:
+        """One event of a stream, in the form of a chat or of a text."""
+        said = {"delta": {"content": text} if text else {}} if self.chats else {"text": text}
+        return _line({"choices": [{"index": 0, **said, "finish_reason": finish}], "molt": molt})
 
     async def scripted(self) -> AsyncIterator[str]:
         assert self.script is not None
@@ -135,16 +144,14 @@ class FakeServer:
         switches: list[dict[str, Any]] = []
         finished = False
         try:
-            yield _chunk({"role": "assistant"}, {"event": "admit", "rung": self.rung()})
+            yield self.chunk("", {"event": "admit", "rung": self.rung()})
             while mine["tokens"] < body["max_tokens"]:
                 async for line in self.changes(mine, switches):
                     yield line
                 word = WORDS[mine["tokens"] % len(WORDS)]
                 mine["tokens"] += 1
                 rungs[mine["rung"]] = rungs.get(mine["rung"], 0) + 1
-                yield _chunk(
-                    {"content": word}, {"event": "token", "rung": mine["rung"], "at_ms": self.at_ms()}
-                )
+                yield self.chunk(word, {"event": "token", "rung": mine["rung"], "at_ms": self.at_ms()})
                 await asyncio.sleep(self.pace)
             finished = True
             summary = {
@@ -155,7 +162,7 @@ class FakeServer:
                 "switch_ms": sum(switch["ms"] for switch in switches),
                 "killed": False,
             }
-            yield _chunk({}, summary, "length")
+            yield self.chunk("", summary, "length")
             yield _line("[DONE]")
         finally:
             del self.tenants[name]
@@ -170,11 +177,11 @@ class FakeServer:
         if now is None:
             mine["phase"] = "parked"
             mine["rung"] = None
-            yield _chunk({}, {"event": "park"})
+            yield self.chunk("", {"event": "park"})
             while (now := self.rung()) is None:
                 await asyncio.sleep(self.pace)
             mine["phase"] = "decoding"
-            yield _chunk({}, {"event": "resume", "rung": now})
+            yield self.chunk("", {"event": "resume", "rung": now})
         mine["rung"] = now
         if before is not None and before != now:
             switch = {
@@ -189,11 +196,12 @@ class FakeServer:
                 "measured": {"ms": 260.4, "kl": 0.012},
             }
             switches.append(switch)
-            yield _chunk({}, switch)
+            yield self.chunk("", switch)
 
     def app(self, static: str | None) -> Starlette:
         routes: list[Any] = [
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/chat/completions", self.answer, methods=["POST"]),
+            Route("/v1/completions", self.answer, methods=["POST"]),
             Route("/props", self.props),
             Route("/health", self.health),
             Route("/molt/state", self.state),
@@ -250,10 +258,6 @@ def lever(event: str, **fields: Any) -> dict[str, Any]:
         "choices": [{"index": 0, "delta": {}, "finish_reason": None}],
         "molt": {"event": event, **fields},
     }
-
-
-def _chunk(delta: dict[str, str], molt: dict[str, Any], finish: str | None = None) -> str:
-    return _line({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], "molt": molt})
 
 
 def _line(data: Mapping[str, Any] | str) -> str:

@@ -47,7 +47,7 @@ def fake() -> Iterator[FakeServer]:
 def parts(server: FakeServer, **asked: object) -> list[Part]:
     messages = [{"role": "user", "content": "?"}]
     with Client(server.url) as client:
-        return list(client.answer("pico", messages, kind="foreground", max_tokens=5))
+        return list(client.answer(client.served(), messages, kind="foreground", max_tokens=5))
 
 
 def plain_screen() -> tuple[Screen, io.StringIO]:
@@ -105,7 +105,7 @@ def test_a_refusal_says_when_to_come_again(fake: FakeServer) -> None:
 
 def test_no_server_is_one_line() -> None:
     with pytest.raises(ServerError, match="molt serve"), Client("http://127.0.0.1:9") as client:
-        client.state()
+        client.served()
 
 
 # --- what is shown ---
@@ -178,7 +178,7 @@ def test_a_question_is_sent_with_what_came_before(fake: FakeServer) -> None:
     fake.script = SCRIPT
     screen, _ = plain_screen()
     with Client(fake.url) as client:
-        conversation = Conversation(client, screen, kind="batch", max_tokens=7)
+        conversation = Conversation(client, client.served(), screen, kind="batch", max_tokens=7)
         assert conversation.ask("first?")
         assert conversation.ask("second?")
     assert [body["messages"] for body in fake.requests] == [
@@ -193,11 +193,24 @@ def test_a_question_is_sent_with_what_came_before(fake: FakeServer) -> None:
     assert fake.requests[1]["max_tokens"] == 7
 
 
+def test_a_model_that_does_not_chat_goes_on_with_the_text() -> None:
+    with serving(FakeServer(pace=0.0, chats=False)) as fake, Client(fake.url) as client:
+        screen, out = plain_screen()
+        conversation = Conversation(client, client.served(), screen, kind="foreground", max_tokens=3)
+        assert conversation.ask("It was")
+        assert conversation.ask("And then")
+    assert [body["prompt"] for body in fake.requests] == [
+        "It was",
+        "It was\n\nAn operating system \n\nAnd then",
+    ]
+    assert out.getvalue().startswith("An operating system \n[done: 3 tokens")
+
+
 def test_a_refused_question_is_forgotten(fake: FakeServer) -> None:
     screen, out = plain_screen()
     fake.refuse = (503, {})
     with Client(fake.url) as client:
-        conversation = Conversation(client, screen, kind="foreground", max_tokens=7)
+        conversation = Conversation(client, client.served(), screen, kind="foreground", max_tokens=7)
         assert not conversation.ask("first?")
     assert conversation.messages == []
     assert "[failed: the queue is full]" in out.getvalue()
