@@ -23,6 +23,14 @@ def rungs_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: 
     return None if true == believed else f"believed {believed}, true {true}"
 
 
+def withheld_bytes_are_as_believed(
+    state: State, ladder: Ladder, policy: Policy, memory: Memory
+) -> str | None:
+    """What released rungs did not give back is known, to the byte."""
+    true = _transients(memory, "withheld ")
+    return None if true == state.withheld else f"believed {state.withheld}, true {true}"
+
+
 def caches_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
     """Every admitted tenant's cache has the believed size, and nobody else has one."""
     believed = {
@@ -61,6 +69,7 @@ def parts_sum_to_usage(state: State, ladder: Ladder, policy: Policy, memory: Mem
 CHECKERS = (
     parts_sum_to_usage,
     rungs_are_as_believed,
+    withheld_bytes_are_as_believed,
     caches_are_as_believed,
     switches_keep_to_their_reservation,
     true_overshoot_is_bounded,

@@ -1,4 +1,5 @@
-"""What can go wrong in a simulated world: engines whose switches and disks fail, signals that come late or twice."""
+"""What can go wrong in a simulated world: engines whose loads, switches and disks fail and whose releases keep a part;
+signals that come late or twice."""
 
 from __future__ import annotations
 
@@ -9,13 +10,17 @@ from random import Random
 from molt.core.events import Handoff
 from molt.core.ladder import Ladder, RouteKind
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import SpillError, SwitchError
+from molt.engine.protocol import LoadError, SpillError, SwitchError
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often, as shares of the tries, things fail; ``late_ns``, by how much a signal is late at most."""
+    """How often, as shares of the tries, things fail; ``late_ns``, by how much a signal is late at most;
+    ``withheld_share``, how much of a rung a release that fails keeps at most."""
 
+    load: float = 0.0
+    release: float = 0.0
+    withheld_share: float = 0.0
     switch: float = 0.0
     spill: float = 0.0
     restore: float = 0.0
@@ -40,6 +45,16 @@ class FaultyEngine(ModelledEngine):
         super().__init__(ladder)
         self._faults = faults
         self._random = random
+
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
+        if self._random.random() < self._faults.load:
+            raise LoadError("a fault")
+        return super().load(rung, within_ns)
+
+    def release(self, rung: str) -> int:
+        freed = super().release(rung)
+        withheld = self._random.random() < self._faults.release
+        return freed - withheld * int(freed * self._faults.withheld_share * self._random.random())
 
     def switch(
         self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0

@@ -32,7 +32,7 @@ from molt.core.scheduler import Scheduler
 from molt.core.state import Phase, State
 from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, SwitchStep
 from molt.core.view import Policy
-from molt.engine.protocol import Decoded, Engine, SpillError, SwitchError
+from molt.engine.protocol import Decoded, Engine, LoadError, SpillError, SwitchError
 from molt.log import Log
 from molt.memory import Memory
 from molt.scenario import ResolvedScenario, ResolvedTenant
@@ -87,7 +87,8 @@ class World:
     """One policy's run of one scenario.
 
     ``signal_delays`` says how long after each change of the budget the process hears of it: once at once, unless it
-    gives something else (nothing: never; several: more than once).
+    gives something else (nothing: never; several: more than once). ``costs`` are what everything takes;
+    ``believed``, what the scheduler takes them for, where that is something else.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class World:
         engine: Engine,
         log: Log,
         *,
+        believed: CostModel | None = None,
         measured_clock: bool = False,
         signal_delays: Callable[[], tuple[int, ...]] = lambda: (0,),
         on_progress: Callable[[int], None] = lambda now_ns: None,
@@ -114,7 +116,7 @@ class World:
         self._on_progress = on_progress
 
         self._env = simpy.Environment(initial_time=0)
-        self._scheduler = Scheduler(ladder, costs, policy)
+        self._scheduler = Scheduler(ladder, believed or costs, policy)
         self._conductor = Conductor(self._scheduler, log, self._enqueue)
         self._memory = Memory(self._memory_changed)
         self._oom = OutOfMemoryKiller(self._env, scenario.kill_after_ns, self._kill)
@@ -341,6 +343,7 @@ class World:
             case d.Load():
                 self._loads[decision.rung] = (0, seq)
                 size = self._ladder.rung(decision.rung).resident_bytes
+                self._memory.put("transient", f"withheld {decision.rung}", 0)
                 self._memory.put("transient", f"load {decision.rung}", size)
             case _:
                 assert_never(decision)
@@ -448,17 +451,28 @@ class World:
         )
 
     def _release(self, rung: str, seq: int) -> Wait:
+        size, withheld = self._ladder.rung(rung), 0
         if rung in self._loads:
             del self._loads[rung]
-            freed = self._ladder.rung(rung).resident_bytes
             self._memory.put("transient", f"load {rung}", 0)
         else:
             freed, took_ns = self._timed(
                 self._costs.rungs[rung].release_ns, lambda: self._engine.release(rung)
             )
             yield self._env.timeout(took_ns)
-            self._memory.move("weights", rung, {("scratch", rung): 0})
-        self._feed(e.RungReleased(at_ns=self._now_ns, rung=rung, freed_bytes=freed, decision=seq))
+            withheld = size.weight_bytes - freed
+            self._memory.move(
+                "weights", rung, {("scratch", rung): 0, ("transient", f"withheld {rung}"): withheld}
+            )
+        self._feed(
+            e.RungReleased(
+                at_ns=self._now_ns,
+                rung=rung,
+                freed_bytes=size.resident_bytes - withheld,
+                withheld_bytes=withheld,
+                decision=seq,
+            )
+        )
 
     def _abandon_move(self, tenant: str) -> None:
         self._moves.pop(tenant, None)
@@ -507,7 +521,12 @@ class World:
             return
         del self._loads[rung]
         if not self._measured:
-            self._engine.load(rung)
+            try:
+                self._engine.load(rung)
+            except LoadError as error:
+                self._memory.put("transient", f"load {rung}", 0)
+                self._feed(e.LoadFailed(at_ns=self._now_ns, rung=rung, reason=str(error), decision=seq))
+                return
         size = self._ladder.rung(rung)
         self._memory.move(
             "transient",

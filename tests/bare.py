@@ -99,7 +99,6 @@ class BareWorld:
         self.budget_bytes = 0
         self.told_bytes = 0
         self.memory = Memory(self._memory_changed)
-        self.withheld_bytes = 0
         self.caches: dict[str, Cache] = {}
         self.prompts: dict[str, int] = {}
         self.longest: dict[str, int] = {}
@@ -270,6 +269,7 @@ class BareWorld:
             case d.Load():
                 self.loads[decision.rung] = 0
                 size = self.ladder.rung(decision.rung).resident_bytes
+                self.memory.put("transient", f"withheld {decision.rung}", 0)
                 self.memory.put("transient", f"load {decision.rung}", size)
             case _:
                 assert_never(decision)
@@ -365,18 +365,17 @@ class BareWorld:
         )
 
     def _release(self, rung: str) -> None:
-        size = self.ladder.rung(rung)
+        size, kept = self.ladder.rung(rung), 0
         if rung in self.loads:
             del self.loads[rung]
             self.memory.put("transient", f"load {rung}", 0)
-            freed = size.resident_bytes
         else:
             self._elapse(self.costs.rungs[rung].release_ns)
             kept = round(size.weight_bytes * self.faults.withheld_share)
-            self.withheld_bytes += kept
-            self.memory.move("weights", rung, {("scratch", rung): 0})
-            freed = size.weight_bytes - kept
-        self._feed(e.RungReleased(at_ns=self.now_ns, rung=rung, freed_bytes=freed))
+            parts = {("scratch", rung): 0, ("transient", f"withheld {rung}"): kept}
+            self.memory.move("weights", rung, parts)
+        freed = size.resident_bytes - kept
+        self._feed(e.RungReleased(at_ns=self.now_ns, rung=rung, freed_bytes=freed, withheld_bytes=kept))
 
     def _abandon(self, tenant: str) -> None:
         self.moves.pop(tenant, None)

@@ -3,8 +3,9 @@
 The world is a ladder of three rungs and three tenants, one of them foreground, who come once each, in any order, at any
 time. It carries everything out at once and takes no time; time passes only when a timer is waited for. At any moment
 the budget may go to any of a few levels, a step may be taken (and fail, if it is a load or a switch), a tenant may come
-or be cancelled. States that differ only in what nobody can notice (absolute time, which of two equal tenants is which)
-are one. The search is breadth first, so the first trace to break a rule is a shortest one.
+or be cancelled. States that differ only in what nobody can notice (absolute time, which of two equal tenants is which,
+how often a load has failed before that may be tried again) are one. The search is breadth first, so the first trace to
+break a rule is a shortest one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from molt.core.events import TenantKind
 from molt.core.invariants import violations
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.core.scheduler import Scheduler
-from molt.core.state import State, Tenant, after_event
+from molt.core.state import Failure, State, Tenant, after_event
 from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, SwitchStep
 from molt.core.values import changed
 from molt.core.view import Policy
@@ -70,10 +71,10 @@ for anything."""
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A belief, whether a timer is wanted, and how many are still to come of each kind."""
+    """A belief, when a timer is wanted, and how many are still to come of each kind."""
 
     state: State
-    timer: bool
+    timer_ns: int | None
     left: tuple[int, int]
 
     def key(self) -> tuple[object, ...]:
@@ -82,7 +83,7 @@ class Node:
         tenants = tuple(tuple(getattr(t, name) for name in _TENANT) for t in s.tenants.values())
         return (
             *(s.budget_bytes, s.resident, s.loading, s.load_turn, s.last_down_ns, s.last_up_ns),
-            *(self.timer, self.left, tenants),
+            *(tuple(sorted(s.failures)), self.timer_ns, self.left, tenants),
         )
 
 
@@ -120,7 +121,7 @@ class Search:
 
     def run(self, depth: int, *, liveness: bool = True, states_max: int = 10**9) -> Found:
         """Look at every state up to ``depth`` events from the start; ``Broken`` at the first that breaks a rule."""
-        start = Node(changed(State(), budget_bytes=self.levels[-1]), False, self.tenants)
+        start = Node(changed(State(), budget_bytes=self.levels[-1]), None, self.tenants)
         self._seen[start.key()] = (None, "start")
         frontier = [start]
         for level in range(1, depth + 1):
@@ -158,8 +159,8 @@ class Search:
                 yield self._after(node, self._newcomer(node, kind))
         for tenant in node.state.tenants:
             yield self._after(node, e.TenantCancelled(at_ns=0, tenant=tenant))
-        if node.timer:
-            yield self._after(node, e.TimerFired(at_ns=self.cooldown_ns))
+        if node.timer_ns is not None:
+            yield self._after(node, e.TimerFired(at_ns=node.timer_ns))
         for facts in self._steps(node.state):
             yield self._after(node, *facts)
 
@@ -208,7 +209,7 @@ class Search:
     def _after(self, node: Node, *facts: e.AnyEvent) -> tuple[str, Node]:
         scheduler = Scheduler(LADDER, COSTS, self.policy)
         scheduler.state = node.state
-        scheduler._revisit_ns = self.cooldown_ns if node.timer else None
+        scheduler._revisit_ns = node.timer_ns
         name = " then ".join(_named(fact) for fact in facts)
         left = node.left
         for fact in facts:
@@ -220,8 +221,11 @@ class Search:
             if isinstance(fact, e.TenantArrived):
                 foreground = fact.tenant_kind is TenantKind.FOREGROUND
                 left = (left[0] - foreground, left[1] - (not foreground))
-        timer = scheduler.next_deadline_ns() is not None
-        return name, Node(_canonical(scheduler.state, self.cooldown_ns), timer, left)
+        state = _canonical(scheduler.state, self.cooldown_ns)
+        due_ns = scheduler.next_deadline_ns()
+        waits = [failure.again_ns for failure in state.failures.values()]
+        waits += [] if state.last_down_ns is None else [self.cooldown_ns]
+        return name, Node(state, None if due_ns is None else min(waits, default=self.cooldown_ns), left)
 
     def _check(self, node: Node, name: str, asked: Asked, scheduler: Scheduler) -> None:
         for decision in asked.decisions:
@@ -249,10 +253,12 @@ class Search:
         while node.state.tenants and node.key() not in self._live:
             path.append(node.key())
             steps = next(self._steps(node.state), None)
-            if (steps is None and not node.timer) or len(path) > 200:
+            if (steps is None and node.timer_ns is None) or len(path) > 200:
                 raise Broken(f"starved under plenty: {node.state}\n" + self.trace(begin, "plenty"))
-            facts = (e.TimerFired(at_ns=self.cooldown_ns),) if steps is None else steps
-            _, node = self._after(node, *facts)
+            if steps is None:
+                assert node.timer_ns is not None
+                steps = (e.TimerFired(at_ns=node.timer_ns),)
+            _, node = self._after(node, *steps)
         self._live.update(path)
 
     def trace(self, node: Node, last: str) -> str:
@@ -266,7 +272,8 @@ class Search:
 
 
 def _canonical(state: State, cooldown_ns: int) -> State:
-    """Now is 0, and a change was just now or long ago; of two equal tenants the first to come has the first name."""
+    """Now is 0, and a change or a failed load was just now or long ago; of two equal tenants the first to come has the
+    first name."""
     changes = [t for t in (state.last_down_ns, state.last_up_ns) if t is not None]
     cooling = state.now_ns - max(changes, default=-cooldown_ns) < cooldown_ns
     tenants: dict[str, Tenant] = {}
@@ -278,6 +285,7 @@ def _canonical(state: State, cooldown_ns: int) -> State:
         now_ns=0,
         last_down_ns=0 if cooling else None,
         last_up_ns=None,
+        failures={rung: Failure(1, 0) for rung in sorted(state.barred)},
         tenants=tenants,
         arrivals=len(tenants),
     )

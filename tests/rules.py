@@ -16,7 +16,7 @@ from molt.core.bound import reaction_ns_max
 from molt.core.budget import peak_bytes
 from molt.core.ladder import Ladder
 from molt.core.plan import Placement, Plan, Rest, Run, Wait, outcome
-from molt.core.state import Phase, State
+from molt.core.state import RETRY_NS, Phase, State
 from molt.policies.molt import Molt
 from tests.bare import Asked, BareWorld
 
@@ -86,11 +86,26 @@ def nothing_grows_above_the_budget(world: BareWorld) -> str | None:
     return world.inflicted[0] if world.inflicted else None
 
 
+def a_failed_load_is_not_repeated_at_once(world: BareWorld) -> str | None:
+    """After a load that failed the same rung is not tried again within ``RETRY_NS``, however often it is wanted."""
+    failed_ns: dict[str, int] = {}
+    for _, fact, _ in world.records:
+        if isinstance(fact, e.LoadFailed):
+            since_ns = fact.at_ns - failed_ns.get(fact.rung, -RETRY_NS)
+            if since_ns < RETRY_NS:
+                return f"{fact.rung!r} failed at {fact.at_ns} ns, {since_ns} ns after it failed before"
+            failed_ns[fact.rung] = fact.at_ns
+        elif isinstance(fact, e.RungLoaded):
+            failed_ns.pop(fact.rung, None)
+    return None
+
+
 WORLD_RULES: tuple[Callable[[BareWorld], str | None], ...] = (
     beliefs_are_true,
     no_token_is_lost_or_doubled,
     caches_have_what_they_should,
     parked_caches_are_unchanged,
+    a_failed_load_is_not_repeated_at_once,
 )
 
 # --- what is asked for: levers in order of harm ---
@@ -106,6 +121,12 @@ def _milder(seen: State, asked: Asked, place: Callable[[str], Placement]) -> Pla
     return Plan(placements)
 
 
+def _rungs(seen: State, ladder: Ladder) -> list[str]:
+    """The rungs there are to choose from: not those whose load just failed, unless all did."""
+    names = [rung.name for rung in ladder.rungs]
+    return [name for name in names if name not in seen.barred] or names
+
+
 def _fits(seen: State, plan: Plan, ladder: Ladder) -> bool:
     return peak_bytes(outcome(seen, plan, ladder), ladder) <= seen.budget_bytes
 
@@ -116,9 +137,10 @@ def parking_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
     if not any(isinstance(x, d.Park) for x in asked.decisions):
         return None
     for carry in (True, False):
-        plan = _milder(asked.seen, asked, lambda name, carry=carry: Run(ladder.bottom.name, carry))
+        bottom = _rungs(asked.seen, ladder)[-1]
+        plan = _milder(asked.seen, asked, lambda name, carry=carry, bottom=bottom: Run(bottom, carry))
         if _fits(asked.seen, plan, ladder):
-            return f"all could run on {ladder.bottom.name!r} (carry={carry}), yet {_said(asked, d.Park)}"
+            return f"all could run on {bottom!r} (carry={carry}), yet {_said(asked, d.Park)}"
     return None
 
 
@@ -128,11 +150,12 @@ def spilling_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None
         return None
     for carry in (True, False):
         running = {t.name for t in asked.after.tenants.values() if t.phase is Phase.ACTIVE}
+        bottom = _rungs(asked.seen, ladder)[-1]
         plan = _milder(
             asked.seen,
             asked,
-            lambda name, carry=carry, running=running: (
-                Run(ladder.bottom.name, carry) if name in running else Rest()
+            lambda name, carry=carry, running=running, bottom=bottom: (
+                Run(bottom, carry) if name in running else Rest()
             ),
         )
         if _fits(asked.seen, plan, ladder):
@@ -170,8 +193,9 @@ def demotion_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None
     if not demoted or any(t.phase is Phase.PARKED for t in asked.seen.tenants.values()):
         return None
     here = max(ladder.index(t.target) for t in asked.seen.tenants.values() if t.target is not None)
-    for level in range(here, max(demoted)):
-        rung = ladder.rungs[level].name
+    for rung in _rungs(asked.seen, ladder):
+        if not here <= ladder.index(rung) < max(demoted):
+            continue
         if _fits(asked.seen, _milder(asked.seen, asked, lambda name, rung=rung: Run(rung)), ladder):
             return f"all could run on {rung!r}, yet {_said(asked, d.Demote)}"
     return None
@@ -185,12 +209,20 @@ def releases_come_first(asked: Asked, ladder: Ladder, policy: Molt) -> str | Non
     return f"{late} asked for after {kinds[takes].__name__}" if late else None
 
 
+def what_just_failed_is_left_out(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
+    """Nobody is to run on a rung whose load just failed while there is another; nor is it brought in."""
+    left = set(_rungs(asked.seen, ladder))
+    targets = {t.name: t.target for t in asked.after.tenants.values() if t.target not in {None, *left}}
+    return f"{targets} while {sorted(left)} have not failed" if targets else None
+
+
 def recovery_waits(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
-    """Nobody goes to a larger rung before the last change is ``cooldown_ns`` ago."""
+    """Nobody goes to a larger rung before the last change is ``cooldown_ns`` ago, but from one that cannot be had."""
     changes = [t for t in (asked.seen.last_down_ns, asked.seen.last_up_ns) if t is not None]
     since_ns = asked.seen.now_ns - max(changes, default=-policy.cooldown_ns)
     promoted = any(isinstance(x, d.Promote) for x in asked.decisions)
-    if promoted and since_ns < policy.cooldown_ns:
+    targets = {tenant.target for tenant in asked.seen.tenants.values()}
+    if promoted and not targets & asked.seen.barred and since_ns < policy.cooldown_ns:
         return f"{_said(asked, d.Promote)} {since_ns} ns after a change"
     return None
 
@@ -203,15 +235,17 @@ DECISION_RULES: tuple[Callable[[Asked, Ladder, Molt], str | None], ...] = (
     demotion_is_needed,
     releases_come_first,
     recovery_waits,
+    what_just_failed_is_left_out,
 )
 
 
 def no_switch_without_cause(history: Iterable[Asked]) -> str | None:
-    """Who went up goes down again only after the budget fell below that, or somebody came, or a switch failed."""
+    """Who went up goes down again only after the budget fell below that, somebody came, a switch or a load failed, or a
+    release kept something back."""
     risen_at: dict[str, int] = {}
     for asked in history:
         budget = asked.seen.budget_bytes
-        if isinstance(asked.fact, e.SwitchFailed | e.TenantArrived) or any(
+        if isinstance(asked.fact, e.SwitchFailed | e.LoadFailed | e.RungReleased | e.TenantArrived) or any(
             isinstance(x, d.Admit | d.Unpark) for x in asked.decisions
         ):
             risen_at.clear()

@@ -13,8 +13,8 @@ from molt.core.turns import in_turn
 
 
 def usage_bytes(state: State, ladder: Ladder) -> int:
-    """Bytes believed to be allocated: weights and scratch of occupied rungs, and every cache."""
-    rungs = sum(ladder.rung(name).resident_bytes for name in state.occupied)
+    """Bytes believed to be allocated: weights and scratch of occupied rungs, what released ones withhold, caches."""
+    rungs = sum(ladder.rung(name).resident_bytes for name in state.occupied) + sum(state.withheld.values())
     return rungs + sum(cache_bytes(tenant, ladder) for tenant in state.tenants.values())
 
 
@@ -55,8 +55,9 @@ def floor_bytes(state: State, ladder: Ladder, floor_cells: int) -> int:
     """The least a state can be brought to at once without losing a tenant.
 
     Every weight released, every admitted tenant parked and shed to ``floor_cells`` cells (or what it has, if less).
+    What released rungs withhold stays.
     """
-    return sum(
+    return sum(state.withheld.values()) + sum(
         ladder.rung(tenant.cache_rung).kv_bytes(min(tenant.cells, floor_cells))
         for tenant in state.tenants.values()
         if tenant.phase is not Phase.WAITING and tenant.cache_rung is not None

@@ -90,10 +90,11 @@ class LoadFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungReleased(Event):
-    """A rung's weights went back to the OS."""
+    """A rung's weights went back to the OS, but for ``withheld_bytes``, which stay until it is loaded again."""
 
     rung: str
     freed_bytes: int
+    withheld_bytes: int = 0
     decision: int | None = None
 
 

@@ -2,7 +2,7 @@
 
 The policy is asked only when something happened that could change its mind. Tokens do not change memory (a cache is
 allocated for the whole answer), and the outcomes of releasing, parking and shedding only confirm what is believed
-since the decision went out.
+since the decision went out; unless a release withholds something.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class Scheduler:
 
         ``refusal`` is set when the policy's plan broke a rule; then nothing is asked.
         """
+        withheld = self.state.withheld
         self.state = after_event(self.state, event)
         self.refusal = None
-        if isinstance(event, _QUIET):
+        if isinstance(event, _QUIET) and self.state.withheld == withheld:
             return ()
         self._revisit_ns = None
         if not self.state.alive:
@@ -68,5 +69,7 @@ class Scheduler:
         return next_step(self.state, self.costs) if self.state.alive else None
 
     def next_deadline_ns(self) -> int | None:
-        """When a ``TimerFired`` is wanted if nothing else happens before."""
-        return self._revisit_ns
+        """When a ``TimerFired`` is wanted if nothing else happens before: the policy's wish, or a load's next try."""
+        barred = self.state.loading & self.state.barred
+        tries = [self.state.failures[rung].again_ns for rung in barred]
+        return min(tries if self._revisit_ns is None else [*tries, self._revisit_ns], default=None)

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import RouteKind
 from molt.core.values import changed
+
+Entry = TypeVar("Entry")
 
 
 class Phase(StrEnum):
@@ -82,9 +84,29 @@ class Tenant:
         return self.phase is Phase.ACTIVE and self.cache_rung != self.target
 
 
+RETRY_NS = 1_000_000_000
+RETRY_NS_MAX = 32_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Loads of one rung that failed, ``count`` of them without a good one between, the last at ``at_ns``."""
+
+    count: int
+    at_ns: int
+
+    @property
+    def again_ns(self) -> int:
+        """When the rung may be tried again: after ``RETRY_NS``, and twice as long with every further failure."""
+        return self.at_ns + min(RETRY_NS << min(self.count - 1, 8), RETRY_NS_MAX)
+
+
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything the scheduler believes. ``tenants`` are in order of arrival and never mutated in place."""
+    """Everything the scheduler believes. ``tenants`` are in order of arrival and never mutated in place.
+
+    ``failures`` are of rungs whose last load failed; ``withheld`` are bytes of released rungs that did not come back.
+    """
 
     now_ns: int = 0
     alive: bool = True
@@ -97,11 +119,18 @@ class State:
     last_up_ns: int | None = None
     load_turn: bool = True
     """Whether a load that nobody waits for has the next turn; it alternates with everything else."""
+    failures: dict[str, Failure] = field(default_factory=dict)
+    withheld: dict[str, int] = field(default_factory=dict)
 
     @property
     def occupied(self) -> frozenset[str]:
         """Rungs whose weights take memory: resident or on their way."""
         return self.resident | self.loading
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """Rungs whose load failed so recently that nobody tries again yet."""
+        return frozenset(rung for rung, failure in self.failures.items() if self.now_ns < failure.again_ns)
 
 
 def after_event(state: State, event: e.AnyEvent) -> State:
@@ -115,17 +144,30 @@ def after_event(state: State, event: e.AnyEvent) -> State:
         case e.TenantCancelled() | e.TenantFinished():
             return _without(state, event.tenant)
         case e.ProcessKilled():
-            return changed(state, alive=False, resident=frozenset(), loading=frozenset(), tenants={})
+            return changed(State(), now_ns=state.now_ns, budget_bytes=state.budget_bytes, alive=False)
         case e.ProcessStarted():
-            return changed(state, alive=True, last_down_ns=None, last_up_ns=None)
+            return changed(state, alive=True)
         case e.RungLoaded():
             if event.rung not in state.loading:
                 return state
             return changed(
-                state, loading=state.loading - {event.rung}, resident=state.resident | {event.rung}
+                state,
+                loading=state.loading - {event.rung},
+                resident=state.resident | {event.rung},
+                failures=_but(state.failures, event.rung),
             )
         case e.LoadFailed():
-            return changed(state, loading=state.loading - {event.rung})
+            before = state.failures.get(event.rung)
+            failure = Failure(1 if before is None else before.count + 1, event.at_ns)
+            return changed(
+                state,
+                loading=state.loading - {event.rung},
+                failures={**state.failures, event.rung: failure},
+            )
+        case e.RungReleased():
+            if not event.withheld_bytes or event.rung in state.occupied:
+                return state  # asked for again: the next load takes it over
+            return changed(state, withheld={**state.withheld, event.rung: event.withheld_bytes})
         case e.Switched():
             return _change(state, event.tenant, lambda t: _landed(t, event))
         case e.SwitchFailed():
@@ -144,7 +186,7 @@ def after_event(state: State, event: e.AnyEvent) -> State:
         case e.TokensProduced():
             state = changed(state, load_turn=True)
             return _change(state, event.tenant, lambda t: _produced(t, event))
-        case e.TimerFired() | e.RungReleased() | e.TenantParked() | e.CacheSpilled() | e.ContextShed():
+        case e.TimerFired() | e.TenantParked() | e.CacheSpilled() | e.ContextShed():
             return state
         case _:
             assert_never(event)
@@ -179,7 +221,11 @@ def after_decision(state: State, decision: d.AnyDecision) -> State:
             released = changed(state, resident=state.resident - gone, loading=state.loading - gone)
             return _down(released) if decision.rung in state.loading else released
         case d.Load():
-            return changed(state, loading=state.loading | {decision.rung})
+            return changed(
+                state,
+                loading=state.loading | {decision.rung},
+                withheld=_but(state.withheld, decision.rung),
+            )
         case _:
             assert_never(decision)
 
@@ -197,7 +243,11 @@ def _arrived(state: State, event: e.TenantArrived) -> State:
 
 
 def _without(state: State, name: str) -> State:
-    return changed(state, tenants={key: tenant for key, tenant in state.tenants.items() if key != name})
+    return changed(state, tenants=_but(state.tenants, name))
+
+
+def _but(entries: dict[str, Entry], name: str) -> dict[str, Entry]:
+    return {key: entry for key, entry in entries.items() if key != name}
 
 
 def _change(state: State, name: str, change) -> State:  # type: ignore[no-untyped-def]

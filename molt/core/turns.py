@@ -95,13 +95,14 @@ def step_ns_max(costs: RungCosts, context: int) -> int:
 
 def next_step(state: State, costs: CostModel) -> Step | None:
     """The step to take now, or ``None`` when nothing can be done before the next event."""
-    aside = _loading_aside(state)
+    barred = state.barred
+    aside = _loading_aside(state, barred)
     if aside is not None and state.load_turn:
         return LoadStep(aside, aside=True)
     for tenant in in_turn(state):
         if tenant.phase is not Phase.ACTIVE or tenant.target is None or tenant.cache_rung is None:
             continue
-        if tenant.target in state.loading:
+        if tenant.target in state.loading - barred:
             return LoadStep(tenant.target)
         if tenant.target not in state.resident:
             continue
@@ -119,10 +120,10 @@ def next_step(state: State, costs: CostModel) -> Step | None:
     return None if aside is None else LoadStep(aside, aside=True)
 
 
-def _loading_aside(state: State) -> str | None:
+def _loading_aside(state: State, barred: frozenset[str]) -> str | None:
     """A rung on its way that nobody waits for."""
     awaited = {tenant.target for tenant in state.tenants.values()}
-    return min(state.loading - awaited, default=None) if state.loading else None
+    return min(state.loading - awaited - barred, default=None) if state.loading else None
 
 
 def _turn_left(tenant: Tenant, state: State) -> int:

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 from molt.core import budget
 from molt.core.costs import CostModel
 from molt.core.events import TenantKind
-from molt.core.ladder import Ladder
+from molt.core.ladder import Ladder, Rung
 from molt.core.plan import Plan, outcome
 from molt.core.state import Phase, State, Tenant
 
@@ -31,6 +31,17 @@ class View:
     def budget_bytes(self) -> int:
         """What the OS allows now."""
         return self.state.budget_bytes
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """Rungs that can be asked for, from large to small: not those whose load just failed, unless all did."""
+        barred = self.state.barred
+        return tuple(rung for rung in self.ladder.rungs if rung.name not in barred) or self.ladder.rungs
+
+    @property
+    def retry_ns(self) -> int | None:
+        """When the first of the rungs whose load failed can be asked for again; ``None`` where there is none."""
+        return min((self.state.failures[rung].again_ns for rung in self.state.barred), default=None)
 
     @property
     def usage_bytes(self) -> int:

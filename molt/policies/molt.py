@@ -14,6 +14,8 @@ transient on the way there:
 6     whole caches go, to be read again later: the tokens are still known, so even this loses no answer
 ====  =====================================================================================================
 
+A rung whose load failed is left out until it may be tried again; the smallest is then the smallest of the others.
+
 Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so that
 an oscillating budget does not make the models oscillate. Only whoever stands still may come back sooner, on the
 smallest rung, and after the cool-down even without the margin. Where both rungs fit, the larger one is brought in while
@@ -87,7 +89,7 @@ class Molt:
         here = _present_rank(view)
         cool_ns = self._cool_at_ns(view)
         cooling = view.now_ns < cool_ns
-        bottom = len(view.ladder.rungs) - 1
+        bottom = view.ladder.index(view.rungs[-1].name)
         better: Plan | None = None
         for rank, plan in self._postures(view):
             recovery = here is not None and rank < here
@@ -104,9 +106,8 @@ class Molt:
             break
         else:
             chosen = self._shed(view)
-        return replace(
-            self._dialled(view, self._healing(view, chosen)), revisit_ns=cool_ns if cooling else None
-        )
+        later = [at_ns for at_ns in (cool_ns if cooling else None, view.retry_ns) if at_ns is not None]
+        return replace(self._dialled(view, self._healing(view, chosen)), revisit_ns=min(later, default=None))
 
     def _dialled(self, view: View, plan: Plan) -> Plan:
         """``plan`` with as much of every cache that is to go through a map read natively as the stall allows."""
@@ -166,10 +167,10 @@ class Molt:
             yield (0, 0), others_wait(view, {})
 
     def _where_newcomers_run(self, view: View, must: list[Tenant]) -> Iterator[tuple[Rank, Plan]]:
-        levels = range(len(view.ladder.rungs))
         for carry in (True, False):
-            for level in levels:
-                yield (0, level), self._all_run(view, must, view.ladder.rungs[level].name, carry=carry)
+            for rung in view.rungs:
+                level = view.ladder.index(rung.name)
+                yield (0, level), self._all_run(view, must, rung.name, carry=carry)
         last_newcomer = max((i for i, t in enumerate(must) if t.phase is Phase.WAITING), default=0)
         for spill in (False, True):
             for out in range(1, len(must) - last_newcomer):
@@ -238,7 +239,10 @@ def _rungs(plan: Plan) -> frozenset[str]:
 
 
 def _present_rank(view: View) -> Rank | None:
+    """``None`` where nobody has begun, or somebody is to run on a rung that cannot be had: all else is as good."""
     admitted = view.admitted()
+    if any(tenant.target in view.state.barred for tenant in admitted):
+        return None
     parked = sum(tenant.phase is Phase.PARKED for tenant in admitted)
     if not admitted:
         return None
@@ -261,10 +265,10 @@ def _claims(view: View) -> list[Tenant]:
 def _could_run(view: View, newcomer: Tenant) -> bool:
     """Whether a newcomer would fit on the smallest rung with everybody else parked; if not, it has no claim yet."""
     placements: dict[str, Placement] = {tenant.name: Rest() for tenant in view.admitted()}
-    return view.fits(others_wait(view, {**placements, newcomer.name: Run(view.ladder.bottom.name)}))
+    return view.fits(others_wait(view, {**placements, newcomer.name: Run(view.rungs[-1].name)}))
 
 
 def _some_run(view: View, running: list[Tenant], aside: dict[str, Placement], *, carry: bool) -> Plan:
-    bottom = view.ladder.bottom.name
+    bottom = view.rungs[-1].name
     placements: dict[str, Placement] = {tenant.name: Run(bottom, carry) for tenant in running}
     return others_wait(view, {**placements, **aside})

@@ -30,7 +30,7 @@ class PerRequest:
         return plan
 
     def _place(self, view: View, plan: Plan, newcomer: Tenant) -> Plan:
-        for rung in view.ladder.rungs:
+        for rung in view.rungs:
             grown = replace(plan, placements={**plan.placements, newcomer.name: Run(rung.name)})
             if view.fits(grown):
                 return grown

@@ -23,11 +23,14 @@ class Restart:
 
     def decide(self, view: View) -> Plan:
         """Stay if that fits; else the largest rung below that does; else some drop their caches and come back later."""
+        return replace(self._plan(view), revisit_ns=view.retry_ns)
+
+    def _plan(self, view: View) -> Plan:
         admitted = view.admitted()
         if not admitted:
             return self._begin(view)
-        for level in range(view.level() or 0, len(view.ladder.rungs)):
-            rung = view.ladder.rungs[level].name
+        here = view.level() or 0
+        for rung in (rung.name for rung in view.rungs if view.ladder.index(rung.name) >= here):
             plan = Plan(placements={tenant.name: Run(rung, carry=False) for tenant in admitted})
             if view.fits(plan):
                 return admit_while_room(view, plan, view.waiting(), rung)
@@ -38,7 +41,7 @@ class Restart:
         admitted = by_protection(view.admitted())
         for running in range(len(admitted) - 1, -1, -1):
             placements: dict[str, Placement] = {
-                tenant.name: Run(view.ladder.bottom.name, carry=False) for tenant in admitted[:running]
+                tenant.name: Run(view.rungs[-1].name, carry=False) for tenant in admitted[:running]
             }
             placements.update({tenant.name: Rest(keep_cells=0) for tenant in admitted[running:]})
             plan = others_wait(view, placements)
@@ -48,7 +51,7 @@ class Restart:
 
     def _begin(self, view: View) -> Plan:
         waiting = view.waiting()
-        for rung in view.ladder.rungs if waiting else ():
+        for rung in view.rungs if waiting else ():
             plan = admit_while_room(view, Plan(placements={}), waiting, rung.name)
             if any(isinstance(placement, Run) for placement in plan.placements.values()):
                 return plan

@@ -146,6 +146,10 @@ class CalmMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.fired.update(type(fact).__name__ for _, fact, _ in self.world.records)
+            self.fired["release withheld"] += sum(
+                isinstance(fact, e.RungReleased) and fact.withheld_bytes > 0
+                for _, fact, _ in self.world.records
+            )
             self._enough_is_enough()
             if not self.faulty:
                 self._the_simulator_agrees()
@@ -274,6 +278,13 @@ class FaultyMachine(CalmMachine):
     def disk_fails(self, spills: int, restores: int) -> None:
         self.world.faults.failing_spills, self.world.faults.failing_restores = spills, restores
 
+    @rule(choice=budget_choices)
+    def loads_fail_as_the_budget_falls(self, choice: BudgetChoice) -> None:
+        self._squeeze()
+        self.world.faults.failing_loads = 2
+        self._post_budget(self._at(0), min(self._bytes(choice), self.world.budget_bytes))
+        self.world.run(self.world.now_ns + S)
+
     @rule(factor=st.sampled_from((1, 10)))
     def loads_are_slow(self, factor: int) -> None:
         self.world.faults.slowness = factor
@@ -309,7 +320,7 @@ LEVERS = {
 EVERY_TIME = {
     CalmMachine: LEVERS | {"drop during a switch", "drop during healing", "TimerFired"},
     RestartMachine: LEVERS - {"Heal", "Spill", "Switched", "Promote"},
-    FaultyMachine: LEVERS | {"LoadFailed", "SwitchFailed", "TenantCancelled"},
+    FaultyMachine: LEVERS | {"release withheld", "LoadFailed", "SwitchFailed", "TenantCancelled"},
 }
 """What must have happened by the end; otherwise the rules were kept by doing nothing."""
 
