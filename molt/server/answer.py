@@ -23,8 +23,8 @@ from molt.server.stop_strings import StopStrings
 MS_NS = 1_000_000
 KILLED = "the process that was answering was killed"
 
-FlopsSaved = Callable[[str, str, int, int], int | None]
-"""``(source, dest, cells, native)``: FLOPs that carrying a cache saves beside reading it again."""
+FlopsSaved = Callable[[str, str, int, int], float | None]
+"""``(source, dest, cells, native)``: the share of FLOPs that carrying a cache saves beside reading it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class Answer:
         move: _Move | None,
         heard: Heard,
         measured: dict[str, Any],
-        flops_saved: int | None,
+        flops_saved: float | None,
     ) -> Happening:
         prediction = d.Prediction() if move is None else move.decision.prediction
         fields = {

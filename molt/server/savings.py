@@ -1,4 +1,4 @@
-"""FLOPs that carrying a cache saves beside reading its text again, from shapes and headers alone."""
+"""The share of FLOPs that carrying a cache saves beside reading its text again, from shapes and headers alone."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ class Savings:
             pair: _map_size(path) for pair, path in spec.maps.items()
         }
 
-    def flops(self, source: str, dest: str, cells: int, native: int) -> int | None:
-        """FLOPs that a switch of ``cells`` cells saves, the last ``native`` read by ``dest``; ``None``: not known."""
+    def flops(self, source: str, dest: str, cells: int, native: int) -> float | None:
+        """Of the FLOPs of reading ``cells`` cells again, the share that a switch saves; it can be negative.
+
+        The last ``native`` are read by ``dest``. ``None``: not known.
+        """
         shape = self._spec.rung(dest).shape
         match self._spec.ladder.route(source, dest).kind:
             case RouteKind.CARRY:
-                return read_flops(shape, cells)
+                return 1.0
             case RouteKind.PROJECT:
                 size = self._maps[self._spec.rung(source).weights, self._spec.rung(dest).weights]
-                return read_flops(shape, cells) - carry_flops(size, shape, cells, SINKS, native)
+                return 1 - carry_flops(size, shape, cells, SINKS, native) / read_flops(shape, cells)
             case RouteKind.REREAD:
                 return None
 
