@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -70,6 +71,46 @@ def test_a_step_to_the_same_budget_changes_nothing(name: str, on: ResolvedScenar
         for budgets in (on.budgets, twice)
     )
     assert _without_budgets(doubled) == _without_budgets(once)
+
+
+@pytest.mark.parametrize("name", ["molt", "restart", "hold"])
+@settings(max_examples=15)
+@given(on=worlds())
+def test_two_half_steps_down_are_one(name: str, on: ResolvedScenario) -> None:
+    """A fall through the midpoint, at the same instant, serves the same tokens at the same times as the whole fall.
+
+    Except where molt, asked about the midpoint, goes somewhere that costs reading: then what that costs is the
+    difference, and the answers are complete all the same.
+    """
+    falls = [0] + [min(0, b - a) for (_, a), (_, b) in pairwise(on.budgets)]
+    halved = [
+        step
+        for (at_ns, budget), fall in zip(on.budgets, falls, strict=True)
+        for step in ([(at_ns, budget - fall // 2), (at_ns, budget)] if fall else [(at_ns, budget)])
+    ]
+    whole, halves = (
+        small.simulate(make_policy(name, {}), dataclasses.replace(on, budgets=tuple(budgets)))
+        for budgets in (on.budgets, halved)
+    )
+    assert halves.violations == []
+    if not _detours(halves):
+        assert _served(halves) == _served(whole)
+    assert {r["tenant"] for r in halves.of("TenantFinished")} == {
+        r["tenant"] for r in whole.of("TenantFinished")
+    }
+
+
+def _detours(ran: small.Ran) -> list[dict[str, Any]]:
+    """What was asked for at a midpoint and costs reading, or a disk, or cannot be undone at once."""
+    told = ran.of("BudgetChanged")
+    midpoints = {one["seq"] for one, other in pairwise(told) if one["at_ns"] == other["at_ns"]}
+    decisions = [r for r in ran.of("decision") if r["cause"] in midpoints]
+    return [r for r in decisions if r.get("route") == "reread" or r["type"] in {"Spill", "Shed"}]
+
+
+def _served(ran: small.Ran) -> list[dict[str, Any]]:
+    kinds = ("PromptRead", "TokensProduced", "TenantFinished", "ProcessKilled")
+    return told_by_simulator(ran.of(*kinds))
 
 
 def _without_budgets(ran: small.Ran) -> list[dict[str, Any]]:
