@@ -275,3 +275,13 @@ newcomers = st.builds(
     st.sampled_from((300, 60, 900, 9, 2, 1)),
     st.sampled_from((60, 120, 20, 2)),
 )
+
+
+# --- answers over the wire ---
+
+
+@st.composite
+def pieces_and_stops(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Pieces of a text, over so few letters that stop strings occur in it, and stop strings."""
+    text = st.text("ab\n", max_size=6)
+    return draw(st.lists(text, max_size=12)), draw(st.lists(text.filter(bool), max_size=4))

@@ -72,7 +72,7 @@ def command(
     profile: Annotated[
         str | None, typer.Option(help="Costs of steps, as `molt calibrate` writes them.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="real, or modelled: the books only, and no text.")] = "real",
+    engine: Annotated[str, typer.Option(help="real, or modelled: takes its time, but writes no text.")] = "real",
     queue: Annotated[int, typer.Option(min=1, max=1024, help="Answers under way and waiting, at most.")] = 32,
     token: Annotated[
         str | None, typer.Option(envvar="MOLT_TOKEN", help="What requests have to bring.")
@@ -94,6 +94,8 @@ def command(
         raise InputError(
             f"--host {host}: others could reach it there: say what they have to bring, with --token"
         )
+    if engine not in ("real", "modelled"):
+        raise InputError(f"--engine: {engine!r} is neither real nor modelled")
     spec = resolve(ladder)
     costs = load_profile(profile or spec.ladder.name, spec.ladder)
     chosen = make_policy(policy, {})
@@ -107,9 +109,7 @@ def command(
         admin_token = secrets.token_urlsafe(16)
     port = sockets[0].getsockname()[1]
     limits = replace(Limits(), answers=queue)
-    if engine not in ("real", "modelled"):
-        raise InputError(f"--engine: {engine!r} is neither real nor modelled")
-    child = ChildSpec(ladder, engine, profile=profile)  # type: ignore[arg-type]
+    child = ChildSpec(ladder, engine, profile=profile or spec.ladder.name, pace=1.0)  # type: ignore[arg-type]
     with _log_file(log) as sink:
         journal = (Log if log_text else DiscreetLog)(sink, header(spec, costs, chosen, policy, engine))
         hub = Hub(

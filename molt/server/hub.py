@@ -131,7 +131,7 @@ class Hub:
         self.budget_bytes = budget_bytes
         self.kills = 0
         self.failure: BaseException | None = None
-        self.on_failure: Callable[[], None] = lambda: None
+        self.end_server: Callable[[], None] = lambda: None
         self._open_world = open_world
         self._world: World | None = None
         self._tenants: dict[str, Tenant] = {}
@@ -175,7 +175,7 @@ class Hub:
         if self.status is not Status.STOPPING:
             self.status = Status.FAILED
             self._end_all(Broken("the engine has failed", "engine_failed"))
-            self.on_failure()
+            self.end_server()
 
     def ask(self, name: str, kind: TenantKind, request: Request) -> Tenant:
         """Begin an answer; ``Unavailable`` if there is no world, or too many ask already."""

@@ -56,7 +56,7 @@ async def serve(
     )
     server = _Server(config)
     ending = _Ending(hub, server)
-    hub.on_failure = ending.begin
+    hub.end_server = ending.begin
     with ending.at_signals():
         hub.start()
         started()

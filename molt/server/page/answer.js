@@ -16,6 +16,8 @@ export const LEVERS = {
   healed: ["✓", null, () => "healed: attention state exact again"],
 };
 
+const SAMPLING = { temperature: 0.7, top_p: 0.95 };
+
 const known = (value) => value !== undefined && value !== null;
 
 /** What a switch cost, in words. */
@@ -47,8 +49,8 @@ export class Answer {
   #firstAfter = null;
 
   /** `styleOf` gives the class of a rung; `tell` hears (event, answer) for the chart and the live region. */
-  constructor({ number, prompt, kind, tokens, model, styleOf, tell }) {
-    Object.assign(this, { number, prompt, kind, tokens, model, styleOf, tell });
+  constructor({ number, prompt, kind, tokens, model, chats, styleOf, tell }) {
+    Object.assign(this, { number, prompt, kind, tokens, model, chats, styleOf, tell });
     this.#build();
   }
 
@@ -61,14 +63,17 @@ export class Answer {
   }
 
   async run() {
+    const path = this.chats ? "/v1/chat/completions" : "/v1/completions";
+    const asked = this.chats ? { messages: [{ role: "user", content: this.prompt }] } : { prompt: this.prompt };
     const body = {
       model: this.model,
-      messages: [{ role: "user", content: this.prompt }],
+      ...asked,
+      ...SAMPLING,
       max_tokens: this.tokens,
       molt: { kind: this.kind },
     };
     try {
-      for await (const chunk of answer(body, this.#abort.signal)) this.#take(chunk);
+      for await (const chunk of answer(path, body, this.#abort.signal)) this.#take(chunk);
       this.#finish("done", this.#closing());
     } catch (error) {
       if (error.name === "AbortError") this.#finish("stopped", this.#closing());

@@ -16,10 +16,18 @@ const SOURCES = {
   psi: "pressure stalls (PSI)",
   memavailable: "free memory of the machine",
 };
-const EXAMPLES = [
+const QUESTIONS = [
   "Explain in a few sentences why an operating system reclaims memory from background processes.",
   "Describe how a version control system keeps the history of a file.",
   "Write about what a program should do when the disk is full.",
+];
+const BEGINNINGS = [ // for a model that does not chat: it goes on with a text
+  "Memory\n\nAn operating system gives memory to the programs that ask for it. When there is not enough of it, the " +
+    "system takes memory back from programs that run in the background. When memory is short, the kernel",
+  "Working with branches\n\nA branch is a movable name for a commit. Because a branch is only a name, creating one is " +
+    "cheap: nothing is copied. If you want to keep the changes of a branch, you can",
+  "Writing files\n\nA program that writes a file should expect that the disk is full. The data may be in the memory of " +
+    "the system and not on the disk when the program ends. If an error is reported, the program should",
 ];
 
 const $ = (id) => document.getElementById(id);
@@ -27,6 +35,7 @@ const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 let ladder = []; // [{name, resident_bytes}] from largest to smallest
 let model = null;
+let chats = true;
 let sample = null; // the newest {usage_bytes, budget_bytes, parts}
 let chart = null;
 let defaultBudget = null; // what the server began with
@@ -220,6 +229,7 @@ function ask(prompt, kind) {
     kind,
     tokens: $("length").valueAsNumber,
     model,
+    chats,
     styleOf,
     tell,
   });
@@ -237,6 +247,16 @@ function showBusy() {
   $("ask-three").disabled = busy + 3 > AT_ONCE;
 }
 
+const examples = () => (chats ? QUESTIONS : BEGINNINGS);
+
+function showExample() {
+  [$("prompt").value] = examples();
+  if (chats) return;
+  $("asking").textContent = "A beginning, which the model goes on with (it was not taught to chat)";
+  $("ask-one").textContent = "Go on";
+  $("ask-three").textContent = "Go on as three tenants";
+}
+
 function onAsk(event) {
   event.preventDefault();
   const made = ask($("prompt").value.trim(), new FormData($("ask")).get("kind"));
@@ -246,7 +266,7 @@ function onAsk(event) {
 function askThree() {
   if (!$("ask").reportValidity()) return;
   const own = $("prompt").value.trim();
-  const others = EXAMPLES.filter((example) => example !== own);
+  const others = examples().filter((example) => example !== own);
   ask(others[1], "batch");
   ask(others[0], "batch");
   ask(own, "foreground");
@@ -300,10 +320,11 @@ function showConnection(words) {
 // --- beginning ---
 
 async function begin() {
-  $("prompt").value = EXAMPLES[0];
   const [state, props] = await Promise.all([get("/molt/state"), get("/props")]);
   ladder = state.rungs;
   model = state.ladder;
+  chats = props.chat_format !== "plain";
+  showExample();
   defaultBudget = state.default_budget_bytes;
   $("model").textContent = model;
   document.title = `Molt · ${model}`;

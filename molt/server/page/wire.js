@@ -55,14 +55,14 @@ async function refusalOf(response) {
  * The chunks of one answer, each as {text, molt, finish}; throws a Refusal where the server ends it with an error,
  * and where the stream breaks off without its end.
  */
-export async function* answer(body, signal) {
-  const response = await post("/v1/chat/completions", { ...body, stream: true }, { signal });
+export async function* answer(path, body, signal) {
+  const response = await post(path, { ...body, stream: true }, { signal });
   for await (const data of dataOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Refusal(chunk.error.message, response.status, null);
     const choice = chunk.choices?.[0];
-    yield { text: choice?.delta?.content ?? "", molt: chunk.molt ?? {}, finish: choice?.finish_reason ?? null };
+    yield { text: choice?.delta?.content ?? choice?.text ?? "", molt: chunk.molt ?? {}, finish: choice?.finish_reason ?? null };
   }
   throw new Refusal("The connection broke off before the answer was complete.", 0, null);
 }
