@@ -29,7 +29,11 @@ from molt.log import FILE_NAME
 from molt.units import show_size
 
 QUESTION = "Why does an operating system reclaim memory from background processes?"
-BEGINNING = "An operating system reclaims memory from background processes because"
+BEGINNING = (
+    "Memory\n\nAn operating system gives memory to the programs that ask for it. When there is not enough of it, the "
+    "system takes memory back from programs that run in the background. A program that is ended in this way loses what "
+    "it was doing. When memory is short, the kernel"
+)
 """What is asked of a model that chats, and of one that goes on with a text."""
 
 SEED = 2

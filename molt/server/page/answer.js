@@ -124,7 +124,8 @@ export class Answer {
     }
     this.#append(mark);
     this.#run = null;
-    this.tell({ glyph, event: molt.event, words: `${words(molt)} ${molt.event === "switch" ? costOf(molt) : ""}`.trim() }, this);
+    const shown = molt.event === "healed" ? null : glyph; // so soon after its switch that the two would be one
+    this.tell({ glyph: shown, event: molt.event, words: `${words(molt)} ${molt.event === "switch" ? costOf(molt) : ""}`.trim() }, this);
   }
 
   /** Add a part before the caret, or a text to a part, and keep the end in sight of those who look at it. */

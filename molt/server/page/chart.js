@@ -85,7 +85,7 @@ export class Chart {
     this.needs.replaceChildren(
       ...needs.map(([name, bytes], i) => {
         const line = document.createElement("span");
-        line.textContent = `${name} fits`;
+        line.appendChild(document.createElement("b")).textContent = `${name} fits`;
         line.className = `need r${i % 6}`;
         line.style.bottom = `${(100 * bytes) / this.#top}%`;
         return line;
