@@ -90,6 +90,7 @@ def running(
     keys: Keys | None = None,
     policy: str = "molt",
     log_text: bool = False,
+    on_url: Callable[[str], None] = lambda url: None,
 ) -> Iterator[Local]:
     """A server until the context ends; then everything that it was is gone."""
     spec = resolve("pico")
@@ -126,6 +127,7 @@ def running(
     thread.start()
     begun.wait(10)
     local = Local(f"http://127.0.0.1:{port}", hub, engine, journal, spec)
+    on_url(local.url)
     try:
         wait_until(lambda: is_healthy(local.url))
         yield local
