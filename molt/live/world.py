@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import TypeAlias, assert_never
 
 from molt.core import events as e
@@ -217,7 +218,7 @@ class LiveWorld(World):
         needed = self._die()
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
-        for pause_s in (*AGAIN_S, *iter(lambda: AGAIN_S[-1], None)):
+        for pause_s in chain(AGAIN_S, repeat(AGAIN_S[-1])):
             self._hear()
             until_ns = self._now_ns + round(pause_s * 1e9)
             while self._stopped is None and self._now_ns < until_ns:
