@@ -152,6 +152,14 @@ def record(
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)
+def real(context: typer.Context) -> None:
+    """Real processes, real memory, the kernel's own killer: run, campaign, compare."""
+    from realproc.command import app as commands
+
+    commands(context.args, prog_name="molt real")
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
 def fit(context: typer.Context) -> None:
     """Fit the maps that carry a cache between the rungs of a ladder."""
     from molt.kv.fit import command

@@ -15,10 +15,13 @@ Rules of this module:
 from __future__ import annotations
 
 import mmap
+import sys
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from realproc.cgroup import GroupV1, MemoryGroup
 from realproc.lookout import SECOND_NS, growth, remember
@@ -33,7 +36,7 @@ CALM_NS = 100 * MS_NS
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How the limit of a group is divided; ``base_bytes`` is the engine's own anonymous memory at rest."""
+    """How the limit of a group is divided; ``base_bytes`` is what the engine process holds there at rest."""
 
     limit_bytes: int
     base_bytes: int
@@ -76,18 +79,18 @@ class Told:
 class Teller:
     """Decides what a process is told, one standing after the other."""
 
-    def __init__(self, share: Share, reaction_ns: int, budget_bytes: int) -> None:
+    def __init__(self, share: Share, budget_bytes: int) -> None:
         """``budget_bytes`` is what the process was told before."""
-        self._share, self._reaction_ns, self._told_bytes = share, reaction_ns, budget_bytes
+        self._share, self._told_bytes = share, budget_bytes
         self._recent: deque[Observation] = deque()  # of what others use
         self._expected: deque[tuple[int, int]] = deque()  # times and budgets of the last while
 
-    def hear(self, standing: Standing, *, awake: bool) -> Told | None:
-        """What to tell now, if anything."""
+    def hear(self, standing: Standing, *, awake: bool, reaction_ns: int) -> Told | None:
+        """What to tell now, if anything; ``reaction_ns`` is what the process takes to give memory back."""
         others = Observation(standing.at_ns, standing.others_bytes, self._share.limit_bytes)
         rate = self._rate(others)
         remember(self._recent, others)
-        budget_bytes = self._budget(standing, rate)
+        budget_bytes = self._budget(standing, rate * reaction_ns // SECOND_NS)
         lasting_bytes = self._least_lately(standing.at_ns, budget_bytes)
         if budget_bytes <= self._told_bytes - QUANTUM_BYTES and awake:
             self._told_bytes = budget_bytes
@@ -102,9 +105,8 @@ class Teller:
         least_bytes = min((seen.usage_bytes for seen in self._recent), default=others.usage_bytes)
         return growth(self._recent, others) if others.usage_bytes >= least_bytes + QUANTUM_BYTES else 0
 
-    def _budget(self, standing: Standing, rate: int) -> int:
+    def _budget(self, standing: Standing, ahead_bytes: int) -> int:
         """The budget now; or, if others would meet the line before a reaction is over, the one to come."""
-        ahead_bytes = rate * self._reaction_ns // SECOND_NS
         pressing = standing.held_bytes + ahead_bytes > self._share.line_bytes
         return self._share.budget_bytes(standing.others_bytes + (ahead_bytes if pressing else 0))
 
@@ -120,16 +122,26 @@ class Teller:
 
 
 class Ledger:
-    """Reads the standing of an engine process in its group, in some ten microseconds."""
+    """Reads the standing of an engine process in its group, in some ten microseconds.
+
+    A part of the process lies outside: what it allocated before it entered the group is charged elsewhere.
+    """
 
     def __init__(self, group: MemoryGroup) -> None:
         self._group = group
         self._droppable = _DROPPABLE_V1 if isinstance(group, GroupV1) else _DROPPABLE_V2
+        self._outside_bytes = 0
+
+    def rest(self, pid: int) -> int:
+        """The process is alone in its group, and at rest: what is held there is its own. Returns that."""
+        held_bytes = self.read(0, None).held_bytes
+        self._outside_bytes = anonymous_bytes(pid) - held_bytes
+        return held_bytes
 
     def read(self, at_ns: int, pid: int | None) -> Standing:
         """The standing now; ``OSError`` if the group is gone."""
         usage_bytes = int(self._group.usage_file.read_bytes())
-        own_bytes = 0 if pid is None else anonymous_bytes(pid)
+        own_bytes = 0 if pid is None else max(0, anonymous_bytes(pid) - self._outside_bytes)
         stat = self._group.folder / "memory.stat"
         return Standing(
             at_ns, max(0, usage_bytes - self._clean(stat.read_text("ascii").splitlines())), own_bytes
@@ -145,9 +157,11 @@ _DROPPABLE_V2 = {"file": 1, "shmem": -1, "file_dirty": -1, "file_writeback": -1}
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process without a file behind it; 0 once it is gone."""
+    """Memory of a process without a file behind it (all of it, where that is not told apart); 0 once it is gone."""
     try:
+        if sys.platform != "linux":
+            return int(psutil.Process(pid).memory_info().rss)
         pages = Path(f"/proc/{pid}/statm").read_text("ascii").split()
-    except OSError:
+    except (OSError, psutil.Error):
         return 0
     return (int(pages[1]) - int(pages[2])) * mmap.PAGESIZE

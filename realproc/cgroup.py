@@ -79,6 +79,9 @@ class MemoryGroup(Protocol):
     def set_limit(self, limit_bytes: int) -> None:
         """Set the limit. Below usage, v1 refuses with ``OSError`` (EBUSY) and v2 kills."""
 
+    def forget_peak(self) -> None:
+        """The peak begins anew, where the kernel lets it: not in v2, whose peak is that since the group was made."""
+
     def read(self) -> Reading:
         """Everything that is counted."""
 
@@ -122,6 +125,10 @@ class GroupV1:
             kills=_table(self.folder / "memory.oom_control").get("oom_kill", 0),
             limit_hits=_number(self.folder / "memory.failcnt"),
         )
+
+    def forget_peak(self) -> None:
+        """The peak begins anew, at the usage of now."""
+        write(self.folder / "memory.max_usage_in_bytes", "0")
 
     def usage_event(self, *thresholds_bytes: int) -> int:
         """An eventfd that becomes readable when usage crosses a threshold, either way. The caller closes it."""
@@ -185,6 +192,9 @@ class GroupV2:
         if swap.exists():
             write(swap, "0")
         write(self.folder / "memory.max", str(limit_bytes))
+
+    def forget_peak(self) -> None:
+        """Since Linux 6.12 a reader may reset what it alone sees; others, as this one, may not."""
 
     def set_high(self, high_bytes: int) -> None:
         """Above this, whoever asks for more is slowed down, up to 2 s for each batch; nobody is killed for it."""

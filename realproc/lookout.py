@@ -13,7 +13,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from realproc.signals import MS_NS, Meter, Observation, Signal
@@ -73,8 +73,9 @@ class Vigil:
     A signal that is nothing but looking at an interval is always awake.
     """
 
-    def __init__(self, signal: Signal, meter: Meter) -> None:
-        self._signal, self._meter = signal, meter
+    def __init__(self, signal: Signal, read: Callable[[], Observation]) -> None:
+        """``read`` observes without a signal."""
+        self._signal, self._read = signal, read
         self._alert_until_ns = 0
 
     def look(self, until_ns: int) -> Observation:
@@ -92,7 +93,7 @@ class Vigil:
             seen = self._signal.read()
             self.stay_awake(seen.at_ns)
             return seen
-        return self._meter.read()
+        return self._read()
 
     def stay_awake(self, since_ns: int) -> None:
         """There is a reason to look closely for a second."""
@@ -107,7 +108,7 @@ class Lookout:
     """Waits on a signal, and looks closely for a while when it comes. Closes neither signal nor meter."""
 
     def __init__(self, signal: Signal, meter: Meter, reaction: Reaction) -> None:
-        self._vigil, self._reaction = Vigil(signal, meter), reaction
+        self._vigil, self._reaction = Vigil(signal, meter.read), reaction
         self._recent: deque[Observation] = deque()
 
     def wait(self, within_ns: int) -> Alarm | None:

@@ -3,8 +3,8 @@
 Rules of this module:
 
 - They are functions of the log, as those of ``reports.metrics``; a simulated run has none of them.
-- Such a log has three more kinds of record (``molt/log.py``): ``pressure``, what other programs take and so leave of
-  the budget; ``signal``, that the process was told a budget; ``kernel``, what the kernel has counted by then.
+- Such a log has more kinds of record (``molt/log.py``): ``pressure``, what other programs take and so leave of the
+  budget; ``signal``, that the process was told a budget; ``kernel``, what was counted by then; ``victim``.
 - *Relief* is what a fall of the budget that had weights released comes to. Its parts follow one another: the *signal*
   until the process is told, the token *boundary* until it can listen, the *release* until the memory is back. Then the
   smaller rung is *loaded* and the cache *transplanted*; nobody is in danger any more, but the answer stands still.
@@ -54,6 +54,13 @@ def kernel_room_bytes_min(run: Run) -> int | None:
     return None if limit is None or peak is None else limit - peak
 
 
+def over_line_bytes_max(run: Run) -> int | None:
+    """The most that was in use and cannot be dropped, bytes above the line that should not be crossed (the limit less a
+    margin), by looks every 10 ms or so. Negative: it never was crossed."""
+    held, line = _last(run, "held_max_bytes"), _last(run, "line_bytes")
+    return None if held is None or line is None else held - line
+
+
 def major_faults(run: Run) -> int | None:
     """Pages that the engine processes had to wait for because they had to come from disk."""
     return _last(run, "major_faults")
@@ -73,7 +80,8 @@ def stalled_ms(run: Run) -> float | None:
 class Relief:
     """One fall that had weights released; times of the run's clock, ``None`` where there was no such part.
 
-    ``short_ns`` is when the budget that the others left fell below what was in use: before it there is no need.
+    ``short_ns`` is when the budget that others left fell below what was in use. A fact counts from when the world was
+    told of it, ``told_ns``; it heard of it at the end of the step under way, ``heard_ns``.
     """
 
     short_ns: int | None
@@ -105,7 +113,7 @@ def told_to_relief_ms(run: Run) -> Spread:
 
 
 def load_ms(run: Run) -> Spread:
-    """What bringing the smaller rung in took after a release, milliseconds, from the decision to its being there."""
+    """What bringing the smaller rung in took, milliseconds, from the release to its being there."""
     return _spread(relief.load_ns for relief in reliefs(run) if relief.load_ns is not None)
 
 
@@ -122,7 +130,7 @@ def reliefs(run: Run) -> list[Relief]:
 REAL_METRICS: dict[str, Callable[[Run], Any]] = {
     metric.__name__: metric
     for metric in (
-        kernel_kills, victims, kernel_peak_bytes, kernel_room_bytes_min, major_faults, stalled_ms,
+        kernel_kills, victims, kernel_peak_bytes, kernel_room_bytes_min, over_line_bytes_max, major_faults, stalled_ms,
         signal_ms, boundary_ms, release_ms, told_to_relief_ms, load_ms, transplant_ms,
     )
 }  # fmt: skip
@@ -155,37 +163,37 @@ def _reliefs(run: Run) -> Iterator[Relief]:
     for decision in _records(run, "decision"):
         asked.setdefault(decision["cause"], []).append(decision)
     answered = {record["decision"]: record for record in run.records if record.get("kind") == "outcome"}
-    told: Record | None = None
+    heard_ns = (
+        0  # a fact counts from when the world was told, and is written when the step under way has ended
+    )
     for record in run.records:
-        if record.get("kind") == "signal":
-            told = record
-        if record.get("type") != "BudgetChanged" or told is None:
+        if record.get("kind") not in ("event", "outcome"):
+            continue
+        heard_ns = max(heard_ns, record["at_ns"])
+        if record["type"] != "BudgetChanged":
             continue
         decisions = asked.get(record["seq"], [])
         released = [a for d in decisions if d["type"] == "Release" and (a := answered.get(d["seq"]))]
-        if released and told["budget_bytes"] == record["budget_bytes"]:
+        if released:
+            released_ns = released[-1]["at_ns"]
             yield Relief(
-                short_ns=_short_since(run, released[-1]["at_ns"]),
-                told_ns=told["at_ns"],
-                heard_ns=record["at_ns"],
-                released_ns=released[-1]["at_ns"],
-                load_ns=_longest(decisions, answered, ("Load",), lambda d, a: a["at_ns"] - d["at_ns"]),
-                transplant_ns=_longest(decisions, answered, ("Demote",), lambda d, a: a.get("duration_ns")),
+                short_ns=_short_since(run, released_ns),
+                told_ns=record["at_ns"],
+                heard_ns=heard_ns,
+                released_ns=released_ns,
+                load_ns=_longest(decisions, answered, "Load", lambda a: a["at_ns"] - released_ns),  # noqa: B023
+                transplant_ns=_longest(decisions, answered, "Demote", lambda a: a.get("duration_ns")),
             )
 
 
 def _longest(
     decisions: list[Record],
     answered: Mapping[int, Record],
-    types: tuple[str, ...],
-    duration: Callable[[Record, Record], int | None],
+    type_: str,
+    duration: Callable[[Record], int | None],
 ) -> int | None:
-    found = [
-        took
-        for decision in decisions
-        if decision["type"] in types and (answer := answered.get(decision["seq"]))
-        if (took := duration(decision, answer)) is not None
-    ]
+    answers = (answered.get(d["seq"]) for d in decisions if d["type"] == type_)
+    found = [took for answer in answers if answer and (took := duration(answer)) is not None]
     return max(found, default=None)
 
 

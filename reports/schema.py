@@ -69,6 +69,7 @@ class RealSummary(Strict):
     victims: list[str]
     kernel_peak_bytes: int | None
     kernel_room_bytes_min: int | None
+    over_line_bytes_max: int | None
     major_faults: int | None
     stalled_ms: float | None
     signal_ms: Spread

@@ -137,6 +137,7 @@ _REAL_LINES: tuple[Line, ...] = (
     ("Kernel", "victims", _real(lambda r: ", ".join(r["victims"]) or show.ABSENT)),
     ("Kernel", "peak of the group", _real(lambda r: show.size(r["kernel_peak_bytes"]))),
     ("Kernel", "least room below its limit", _real(lambda r: show.size(r["kernel_room_bytes_min"]))),
+    ("Kernel", "in use above the line", _real(lambda r: show.size(r["over_line_bytes_max"]))),
     ("Kernel", "major faults", _real(lambda r: show.number(r["major_faults"]))),
     ("Kernel", "stalled on memory", _real(lambda r: show.span(r["stalled_ms"]))),
     ("Relief", "signal p50 / p99", _spread("signal_ms")),

@@ -26,11 +26,11 @@ def told(
     others: Callable[[int], int], duration_ms: int, *, awake: bool = True, own: int = OWN
 ) -> list[tuple[int, int]]:
     """Milliseconds and budgets told, to a process that was told everything, by a look every 10 ms."""
-    teller = Teller(SHARE, REACTION_NS, SHARE.budget_bytes(0))
+    teller = Teller(SHARE, SHARE.budget_bytes(0))
     heard = []
     for at_ms in range(0, duration_ms, LOOK_NS // MS_NS):
         standing = Standing(at_ms * MS_NS, others(at_ms) + own, own)
-        if news := teller.hear(standing, awake=awake):
+        if news := teller.hear(standing, awake=awake, reaction_ns=REACTION_NS):
             heard.append((at_ms, news.budget_bytes))
     return heard
 
@@ -64,10 +64,12 @@ def test_noise_is_not_told(noise: int, period: int) -> None:
 def test_a_late_signal_leaves_the_process_in_the_dark() -> None:
     """But not for ever: what has been told of a rise needs no signal."""
     assert told(lambda ms: 40 * MIB if ms < 500 else 0, 1000, awake=False) == []
-    teller = Teller(SHARE, REACTION_NS, 0)
-    assert [teller.hear(Standing(ms * MS_NS, OWN, OWN), awake=False) is not None for ms in (0, 10, 20)] == [
-        True, False, False,
-    ]  # fmt: skip
+    teller = Teller(SHARE, 0)
+    told_rise = [
+        teller.hear(Standing(ms * MS_NS, OWN, OWN), awake=False, reaction_ns=REACTION_NS) is not None
+        for ms in (0, 10, 20)
+    ]
+    assert told_rise == [True, False, False]
 
 
 @given(st.integers(5, 400), st.integers(0, 40))
@@ -96,6 +98,19 @@ def test_what_can_be_dropped_is_not_held(tmp_path: Path) -> None:
         group = kind(plant(tmp_path / kind.__name__, files))
         standing = Ledger(group).read(5, None)
         assert standing == Standing(5, 14_000 - 7_500, 0)
+
+
+def test_what_lies_outside_of_the_group_is_not_counted(tmp_path: Path) -> None:
+    """This process has more than its made-up group holds; at rest nobody else has anything, and what comes on top is
+    its own, until it is gone."""
+    group = GroupV1(plant(tmp_path, FILES_V1))
+    ledger = Ledger(group)
+    assert ledger.rest(os.getpid()) == 6_500
+    assert ledger.read(0, os.getpid()).others_bytes < MIB
+    block = bytearray(8 * MIB)
+    assert 7 * MIB < ledger.read(0, os.getpid()).own_bytes < 10 * MIB
+    assert ledger.read(0, None).own_bytes == 0
+    del block
 
 
 def test_own_memory_is_what_has_no_file_behind_it() -> None:

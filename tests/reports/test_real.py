@@ -12,7 +12,13 @@ from reports.summary import summarise_runs, summary_json
 from reports.table import text_table
 from tests.reports.story import MS, Story, survivor
 
-KERNEL = {"limit_bytes": 5000, "major_faults": 3, "stall_ns": 2 * MS}
+KERNEL = {
+    "limit_bytes": 5000,
+    "line_bytes": 4700,
+    "held_max_bytes": 4600,
+    "major_faults": 3,
+    "stall_ns": 2 * MS,
+}
 
 
 def relieved(*, told: int = 308, short: bool = True) -> Story:
@@ -26,11 +32,12 @@ def relieved(*, told: int = 308, short: bool = True) -> Story:
         .record("signal", told, budget_bytes=500, usage_bytes=4200, rate_bytes_per_s=0)
     )
     log = story.log
-    cause = log.event(e.BudgetChanged(at_ns=312 * MS, budget_bytes=500))
+    story.tokens(312)
+    cause = log.event(e.BudgetChanged(at_ns=told * MS, budget_bytes=500))
     demote = d.Demote(tenant="chat", source="tier0", dest="tier1", route=RouteKind.PROJECT, capacity=10)
-    switch = log.decision(demote, 312 * MS, cause)
-    release = log.decision(d.Release(rung="tier0"), 312 * MS, cause)
-    load = log.decision(d.Load(rung="tier1"), 312 * MS, cause)
+    switch = log.decision(demote, told * MS, cause)
+    release = log.decision(d.Release(rung="tier0"), told * MS, cause)
+    load = log.decision(d.Load(rung="tier1"), told * MS, cause)
     log.event(e.RungReleased(at_ns=320 * MS, rung="tier0", freed_bytes=600, decision=release))
     story.memory(320, 500, 60)
     log.event(e.RungLoaded(at_ns=350 * MS, rung="tier1", decision=load))
@@ -54,7 +61,7 @@ def test_relief_falls_into_its_parts() -> None:
     assert real.boundary_ms(run)["p50"] == 4
     assert real.release_ms(run)["p50"] == 8
     assert real.told_to_relief_ms(run)["p50"] == 12
-    assert real.load_ms(run)["p50"] == 38
+    assert real.load_ms(run)["p50"] == 30
     assert real.transplant_ms(run)["p50"] == 25
 
 
@@ -72,6 +79,7 @@ def test_what_the_kernel_counted_is_its_last_word() -> None:
     run = relieved().run()
     assert real.kernel_peak_bytes(run) == 4800
     assert real.kernel_room_bytes_min(run) == 200
+    assert real.over_line_bytes_max(run) == -100
     assert (real.kernel_kills(run), real.victims(run)) == (1, ["allocator 42"])
     assert (real.major_faults(run), real.stalled_ms(run)) == (3, 2.0)
 

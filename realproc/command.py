@@ -1,0 +1,20 @@
+"""``molt real``: everything that runs real processes."""
+
+from __future__ import annotations
+
+import typer
+
+from realproc import run
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Real processes, real memory, the kernel's own killer.",
+)
+app.command("run")(run.command)
+
+
+@app.callback()
+def commands() -> None:
+    """Real processes, real memory, the kernel's own killer."""

@@ -1,0 +1,74 @@
+"""The engine of a run with real processes: a child that may be as slow as the scenario's device, warmed up first."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from molt.core.ladder import Ladder, RouteKind
+from molt.engine.protocol import Engine, Request
+from molt.live import wire
+from molt.live.remote import ChildSpec, RemoteEngine
+from molt.live.wire import Reply
+from realproc.control_groups import read_text
+
+WARM_UP_TOKENS = 16
+_TENANT = "warm-up"
+
+
+class SlowedEngine(RemoteEngine):
+    """An engine in a child process on a device ``slowdown`` times slower: every call lasts so many times as long.
+
+    The work is done, and memory taken or given back, at the machine's own speed; then time goes by: what the child's
+    main thread has computed, the remaining times. Waiting for a processor that others use is not made longer.
+    """
+
+    def __init__(self, spec: ChildSpec, slowdown: float = 1.0) -> None:
+        assert slowdown >= 1.0, slowdown
+        super().__init__(spec)
+        self._slowdown = slowdown
+
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
+        return super().load(rung, None if within_ns is None else round(within_ns / self._slowdown))
+
+    def _call(self, call: wire.Call) -> Reply:
+        pid = self.pid
+        before_ns = computed_ns(pid)
+        reply = super()._call(call)
+        time.sleep(max(0, computed_ns(pid) - before_ns) * (self._slowdown - 1.0) / 1e9)
+        return reply
+
+
+def computed_ns(pid: int | None) -> int:
+    """What the main thread of a process has computed; where the system does not tell, the time of now."""
+    text = read_text(Path(f"/proc/{pid}/schedstat"))
+    return int(text.split()[0]) if text else time.perf_counter_ns()
+
+
+def warm_up(engine: Engine, ladder: Ladder) -> None:
+    """Use every rung and every way down once, and leave nothing behind.
+
+    What a tensor library allocates at its first use, and keeps, belongs to the process and not to an answer.
+    """
+    prompt = tuple(range(20, 20 + WARM_UP_TOKENS))
+    request = Request(prompt, max_tokens=4, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+    for upper, lower in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
+        engine.load(upper.name)
+        engine.admit(_TENANT, request, upper.name, WARM_UP_TOKENS + request.max_tokens)
+        engine.read(_TENANT, WARM_UP_TOKENS - 1, WARM_UP_TOKENS)
+        engine.decode(_TENANT, 1)
+        if lower is not None:
+            route = ladder.route(upper.name, lower.name)
+            if route.kind is not RouteKind.REREAD:
+                engine.load(lower.name)
+                engine.switch(_TENANT, lower.name, route.kind, WARM_UP_TOKENS + request.max_tokens)
+                engine.decode(_TENANT, 1)
+        engine.finish(_TENANT)
+        for rung in ladder.rungs:
+            engine.release(rung.name)
+
+
+def warm_up_bytes(ladder: Ladder) -> int:
+    """More than warming up takes: every rung and every map at once."""
+    maps = sum(route.map_bytes for route in ladder.routes)
+    return sum(rung.resident_bytes + rung.kv_bytes(2 * WARM_UP_TOKENS) for rung in ladder.rungs) + maps

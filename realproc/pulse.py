@@ -1,0 +1,33 @@
+"""How long a live world takes from one boundary to the next, as it seems lately: the time in which it hears nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from molt.core.events import LoadProgressed, PromptRead, RungLoaded, Switched, TokensProduced
+from molt.live.world import Heard
+
+REMEMBERED = 8
+STEPS = (TokensProduced, PromptRead, LoadProgressed, RungLoaded, Switched)
+
+
+class Pulse:
+    """Listens to a world; ``boundary_ns`` may be asked for by any thread."""
+
+    def __init__(self, longest_ns: int) -> None:
+        """``longest_ns`` is what a step may take at the most, and is assumed until the first has ended."""
+        self._longest_ns = longest_ns
+        self._last_ns = time.monotonic_ns()
+        self._lately: deque[int] = deque([longest_ns], maxlen=REMEMBERED)
+
+    def hear(self, heard: Heard) -> None:
+        """Something has happened in the world."""
+        now_ns = time.monotonic_ns()
+        if isinstance(heard, STEPS):  # it may have been idle before: then nobody waited for so long
+            self._lately.append(min(self._longest_ns, now_ns - self._last_ns))
+        self._last_ns = now_ns
+
+    def boundary_ns(self) -> int:
+        """The longest step of the last few."""
+        return max(tuple(self._lately))

@@ -1,0 +1,294 @@
+"""Runs a scenario with real processes and real memory: the kernel applies the pressure and does the killing.
+
+``python -m realproc.run scenarios/spike_mid_answer.yaml`` and ``molt real run`` are the same. Scenario files, policies
+and tables are those of the simulator; ``docs/real-processes.md`` says how a scenario is made real.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+
+from molt import job
+from molt.core.bound import CHUNK_NS_MAX
+from molt.core.ladder import Ladder
+from molt.core.turns import step_ns_max
+from molt.core.view import Policy
+from molt.errors import InputError
+from molt.job import Job
+from molt.live.remote import ChildSpec
+from molt.live.world import LiveWorld
+from molt.log import FILE_NAME, plain
+from molt.models.cache_folder import cache_folder
+from molt.scenario import PolicySpec
+from molt.units import format_size, parse_size, show_size
+from molt.yaml_file import nearest, show
+from realproc.attendant import Attendant, Due, SharedLog, Stage, visits
+from realproc.engine import SlowedEngine, warm_up, warm_up_bytes
+from realproc.guard import BreachError
+from realproc.place import place
+from realproc.pressure import Allocator, AllocatorSpec, occupied
+from realproc.pulse import Pulse
+from realproc.resident import MIB
+from realproc.signals import SIGNALS
+
+MAPPED = "hold_mapped"
+"""Hold, with weights that are pages of a file."""
+RATE_BYTES_PER_S = 50 * MIB
+MARGIN_BYTES, MARGIN_SHARE = 4 * MIB, 100
+SIGNAL = "poll-10ms"
+ALLOCATE_NS = 60 * 10**9
+READ_BYTES_MAX = 2**30
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a scenario is made real.
+
+    Others take memory at ``rate_bytes_per_s`` (``None``: flat out), in ``huge`` pages or small ones. ``limited``: in a
+    control group. ``slowdown`` is how many times slower than this machine the engine is.
+    """
+
+    signal: str = SIGNAL
+    rate_bytes_per_s: int | None = RATE_BYTES_PER_S
+    huge: bool = False
+    limited: bool = True
+    margin_bytes: int | None = None
+    slowdown: float = 1.0
+
+    def margin_of(self, budget_bytes: int) -> int:
+        """What is kept free below the limit: 4 MiB, or a hundredth of the budget where that is more."""
+        if self.margin_bytes is not None:
+            return self.margin_bytes
+        return max(MARGIN_BYTES, budget_bytes // MARGIN_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy, what it is called in the tables, and where its weights lie."""
+
+    name: str
+    spec: PolicySpec
+    policy: Policy
+    weights: Literal["anonymous", "mapped"]
+
+
+def contenders(run: Job, *, mapped: bool) -> list[Contender]:
+    """The policies of a job; with ``mapped``, hold a second time, on weights that are pages of a file."""
+    found = [Contender(policy.name, spec, policy, "anonymous") for spec, policy in run.policies]
+    holding = next((one for one in found if one.name == "hold"), None)
+    if mapped and holding is not None:
+        found.insert(found.index(holding) + 1, replace(holding, name=MAPPED, weights="mapped"))
+    return found
+
+
+def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> list[dict[str, Any]]:
+    """Run one contender, with a log in ``folder``; returns the violations.
+
+    Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped.
+    """
+    ladder = _ladder(run.spec.ladder, contender)
+    _place_weights(run, mapped=contender.weights == "mapped")
+    with ExitStack() as stack:
+        stage = set_stage(run, contender, setting, stack)
+        sink = stack.enter_context((folder / FILE_NAME).open("w", encoding="utf-8", buffering=1))
+        log = SharedLog(sink, _header(run, contender, setting, ladder))
+        pulse = Pulse(max(CHUNK_NS_MAX, *(step_ns_max(costs, 0) for costs in run.costs.rungs.values())))
+        world = LiveWorld(
+            ladder, run.costs, contender.policy, stage.engine, log,
+            budget_bytes=stage.told_bytes, listen=pulse.hear,
+        )  # fmt: skip
+        play(run, stage, world, log, pulse, setting.signal)
+    return world.violations
+
+
+def set_stage(run: Job, contender: Contender, setting: Setting, stack: ExitStack) -> Stage:
+    """The processes, warm and at rest, the limit set, and as much taken as the trace begins with."""
+    budgets = run.scenario.budgets
+    most_bytes = max(budget for _, budget in budgets)
+    home = stack.enter_context(place(setting.limited, max(most_bytes, warm_up_bytes(run.spec.ladder))))
+    child = ChildSpec(str(run.spec.path), weights=contender.weights, group=home.folder)
+    engine = SlowedEngine(child, setting.slowdown)
+    stack.callback(engine.kill)
+    engine.start()
+    assert engine.pid is not None, "it was started"
+    home.engine_is(engine.pid)
+    warm_up(engine, run.spec.ladder)
+    spec = AllocatorSpec(setting.rate_bytes_per_s, setting.huge, home.folder)
+    allocator = stack.enter_context(Allocator(spec))
+    share = home.settle(most_bytes, setting.margin_of(most_bytes), engine.pid)
+    taken_bytes = occupied(budgets, most_bytes)[0][1]
+    allocator.hold(taken_bytes)
+    if allocator.wait_until_held(taken_bytes, ALLOCATE_NS) is None:
+        raise BreachError(f"an allocator did not come to hold {show_size(taken_bytes)}")
+    return Stage(engine, allocator, home, share, most_bytes, budgets[0][1])
+
+
+def play(run: Job, stage: Stage, world: LiveWorld, log: SharedLog, pulse: Pulse, signal: str) -> None:
+    """Let the scenario happen, from its beginning to its horizon."""
+    releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
+
+    def reaction_ns() -> int:
+        return pulse.boundary_ns() + releases_ns
+
+    vigil = stage.place.vigil(signal, stage.share, reaction_ns())
+    horizon = Due(run.scenario.horizon_ns, lambda: attendant.end("horizon"))
+    attendant = Attendant(
+        stage, world, log, vigil, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
+    )
+    start_ns = time.monotonic_ns()
+    stage.allocator.follow(occupied(run.scenario.budgets, stage.budget_bytes), start_ns)
+    attendant.start(start_ns)
+    try:
+        world.run()
+    finally:
+        attendant.leave()
+
+
+def _ladder(ladder: Ladder, contender: Contender) -> Ladder:
+    """The ladder as its weights lie in memory."""
+    if contender.weights == "anonymous":
+        return ladder
+    return replace(ladder, rungs=tuple(replace(rung, mapped=True) for rung in ladder.rungs))
+
+
+def _header(run: Job, contender: Contender, setting: Setting, ladder: Ladder) -> dict[str, Any]:
+    made = job.header(run, contender.spec, contender.policy)
+    return {
+        **made,
+        "policy": {**made["policy"], "name": contender.name},
+        "ladder": plain(ladder),
+        "engine": "real",
+        "clock": "wall",
+        "real": plain(setting),
+    }
+
+
+def _place_weights(run: Job, *, mapped: bool) -> None:
+    """Whom the pages of the weights' files are charged to is whoever reads them first.
+
+    Where they are only read, that is this process, unless they are many; where they are mapped, the engine: they are
+    dropped here, as far as nobody else uses them.
+    """
+    files = {file for rung in run.spec.rungs for file in rung.folder.glob("*.safetensors")}
+    if mapped:
+        for file in (*files, *(cache_folder() / "images").glob("*.safetensors")):
+            with file.open("rb") as opened:
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    elif sum(file.stat().st_size for file in files) <= READ_BYTES_MAX:
+        for file in files:
+            file.read_bytes()
+
+
+# --- the command ---
+
+
+def parse_rate(text: str) -> int | None:
+    """Bytes a second: a size, or ``max`` for flat out."""
+    if text == "max":
+        return None
+    rate = parse_size(text)
+    if rate == 0:
+        raise InputError("a rate is more than nothing")
+    return rate
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Policy name, {MAPPED}, or module:Class; repeat for more."),
+    ] = None,
+    ladder: Annotated[
+        str | None, typer.Option(help="Ladder name or file, in place of the scenario's.")
+    ] = None,
+    signal: Annotated[str, typer.Option(help=f"What wakes: best, {', '.join(SIGNALS)}.")] = SIGNAL,
+    rate: Annotated[
+        str, typer.Option(help="How fast others take memory, a second, such as 200MiB; max: flat out.")
+    ] = format_size(RATE_BYTES_PER_S),
+    huge: Annotated[bool, typer.Option("--huge", help="Others take huge pages.")] = False,
+    no_cgroup: Annotated[
+        bool, typer.Option("--no-cgroup", help="A declared budget instead of a limit: nobody is killed.")
+    ] = False,
+    margin: Annotated[
+        str | None, typer.Option(help="Kept free below the limit; default 4MiB or a hundredth.")
+    ] = None,
+    slowdown: Annotated[
+        float | None,
+        typer.Option(help="How many times slower than this machine, in place of the scenario's."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed, in place of the scenario's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the results.")] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print summary.json instead of the table.")
+    ] = False,
+) -> None:
+    """Run SCENARIO with real processes under every policy it names, and hold on mapped weights, and compare them."""
+    from reports.from_run import write_reports
+    from reports.summary import summary_json
+    from reports.table import text_table
+
+    begin = time.perf_counter()
+    if signal != "best" and signal not in SIGNALS:
+        raise InputError(f"--signal: {show(signal)} is not known; {nearest(signal, ['best', *SIGNALS])}")
+    wanted = [MAPPED if name == MAPPED else name for name in policy or ()]
+    asked = list(dict.fromkeys("hold" if name == MAPPED else name for name in wanted))
+    run = job.prepare(path, policies=asked, ladder=ladder, seed=seed)
+    setting = Setting(
+        signal=signal,
+        rate_bytes_per_s=option("--rate", rate, parse_rate),
+        huge=huge,
+        limited=not no_cgroup,
+        margin_bytes=None if margin is None else option("--margin", margin, parse_size),
+        slowdown=run.scenario.slowdown if slowdown is None else slowdown,
+    )
+    if setting.slowdown < 1:
+        raise InputError(f"slowdown: {setting.slowdown}: no machine is faster than it is")
+    chosen = [c for c in contenders(run, mapped=not no_cgroup) if not wanted or c.name in wanted]
+    folder = job.new_folder(out, run.scenario.name)
+    done, violations = [], 0
+    for contender in chosen:
+        print(f"{contender.name}: begins", file=sys.stderr)
+        (folder / contender.name).mkdir()
+        try:
+            violations += len(perform(run, contender, setting, folder / contender.name))
+        except InputError as refusal:
+            if contender.name != MAPPED or wanted:
+                raise
+            print(f"{contender.name}: left out: {refusal}", file=sys.stderr)
+            (folder / contender.name).rmdir()
+            continue
+        except BreachError as breach:
+            print(f"molt: stopped: {breach}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        done.append(contender.name)
+    summary = write_reports(folder, wall_s=time.perf_counter() - begin, policies=done)
+    print(summary_json(summary) if json_output else text_table(summary))
+    print(f"results in {folder}", file=sys.stderr)
+    if violations:
+        print(f"{violations} violations; see summary.json", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def option(name: str, value: str, parse: Callable[[str], T]) -> T:
+    """The value of an option; ``InputError`` names the option."""
+    try:
+        return parse(value)
+    except InputError as error:
+        raise InputError(f"{name}: {show(value)}: {error}") from None
+
+
+if __name__ == "__main__":
+    from molt.cli import run_command
+
+    run_command(command)

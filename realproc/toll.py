@@ -1,0 +1,55 @@
+"""The toll of a run: which of its processes were killed, and how many pages its engines had to wait for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from realproc.control_groups import read_text
+from realproc.machine import REAL_ROOT
+
+ENGINE = "engine"
+ALLOCATOR = "allocator"
+_STATE, _MAJOR_FAULTS = 0, 9  # places in /proc/PID/stat after the name of the program
+
+
+class Toll:
+    """Follows processes that are told to it, by what they are."""
+
+    def __init__(self, root: Path = REAL_ROOT) -> None:
+        self._root = root
+        self._alive: dict[int, str] = {}
+        self._faults: dict[int, int] = {}
+        self._kills = 0
+
+    def follow(self, pid: int, what: str) -> bool:
+        """Follow a process from now on; whether that is news."""
+        is_new = pid not in self._alive
+        self._alive[pid] = what
+        return is_new
+
+    def look(self, kills: int) -> list[tuple[str, int]]:
+        """Who has gone since the last look, if the kernel's count of ``kills`` says that it took somebody."""
+        gone = []
+        for pid, what in list(self._alive.items()):
+            faults = major_faults(pid, self._root)
+            if faults is None:
+                gone.append((what, pid))
+                del self._alive[pid]
+            elif what == ENGINE:
+                self._faults[pid] = faults
+        has_killed, self._kills = kills > self._kills, kills
+        return gone if has_killed else []
+
+    @property
+    def major_faults(self) -> int:
+        """Pages that engines have waited for, as far as was seen."""
+        return sum(self._faults.values())
+
+
+def major_faults(pid: int, root: Path = REAL_ROOT) -> int | None:
+    """Pages that a process had to wait for; ``None`` once it has ended, or where the system does not tell."""
+    _, _, after = (read_text(root / f"proc/{pid}/stat") or "").rpartition(")")
+    fields = after.split()
+    if len(fields) <= _MAJOR_FAULTS or fields[_STATE] in ("Z", "X"):
+        return None
+    return int(fields[_MAJOR_FAULTS])
