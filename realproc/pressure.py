@@ -52,8 +52,16 @@ _CANNOT_ENTER = 2  # exit status
 
 
 @dataclass(frozen=True, slots=True)
+class Manner:
+    """How memory is taken: at a rate (``None``: flat out), in huge pages or small ones."""
+
+    rate_bytes_per_s: int | None = None
+    huge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AllocatorSpec:
-    """How an allocator takes memory.
+    """An allocator: how it takes memory as long as it is not told otherwise, and where.
 
     ``rate_bytes_per_s`` limits growth (``None``: flat out). ``group`` is the folder of a control group to enter.
     ``oom_score`` above 0 makes it a better victim: 0 to 1000.
@@ -63,6 +71,11 @@ class AllocatorSpec:
     huge: bool = False
     group: Path | None = None
     oom_score: int = 0
+
+    @property
+    def manner(self) -> Manner:
+        """How it takes memory."""
+        return Manner(self.rate_bytes_per_s, self.huge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +112,7 @@ class Allocator:
     def __init__(self, spec: AllocatorSpec) -> None:
         """Start the child; it holds nothing. ``InputError`` if it cannot enter its group."""
         assert threading.current_thread() is threading.main_thread(), "children die with the thread"
-        self._group = spec.group
+        self._group, self._manner = spec.group, spec.manner
         context = multiprocess.get_context("spawn")
         orders, self._orders = context.Pipe(duplex=False)
         self._reports, reports = context.Pipe(duplex=False)
@@ -128,14 +141,17 @@ class Allocator:
         """Whether it is there; the kernel may have killed it."""
         return bool(self._process.is_alive())
 
-    def hold(self, target_bytes: int) -> None:
+    def hold(self, target_bytes: int, manner: Manner | None = None) -> None:
         """Hold this much from now on, rounded down to a MiB."""
-        self.follow(((0, target_bytes),), time.monotonic_ns())
+        self.follow(((0, target_bytes),), time.monotonic_ns(), manner)
 
-    def follow(self, targets: Targets, start_ns: int) -> None:
-        """Follow a trace whose time 0 is ``start_ns`` of ``time.monotonic_ns``, in place of what was asked before."""
+    def follow(self, targets: Targets, start_ns: int, manner: Manner | None = None) -> None:
+        """Follow a trace whose time 0 is ``start_ns`` of ``time.monotonic_ns``, in place of what was asked before.
+
+        What it takes for that it takes in this manner, or in its own.
+        """
         with contextlib.suppress(BrokenPipeError):  # killed: ``alive`` tells
-            self._orders.send((targets, start_ns))
+            self._orders.send((targets, start_ns, manner or self._manner))
 
     def holding(self) -> Holding:
         """The newest report: at most 50 ms old, unless the pipe had filled up; then the next call has a newer one."""
@@ -208,7 +224,7 @@ def allocate(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: 
 
 
 def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: Connection) -> None:
-    blocks, pace = Blocks(huge=spec.huge), Pace(spec.rate_bytes_per_s)
+    blocks, pace, manner = Blocks(), Pace(spec.rate_bytes_per_s), spec.manner
     targets: Targets = ()
     start_ns = 0
     while True:
@@ -218,7 +234,7 @@ def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, rep
             blocks.shrink()
             wait_ns = 0
         elif blocks.resident_bytes < target_bytes and pace.next_ns <= now_ns:
-            pace.took(blocks.grow(target_bytes - blocks.resident_bytes), now_ns)
+            pace.took(blocks.grow(target_bytes - blocks.resident_bytes, huge=manner.huge), now_ns)
             wait_ns = 0
         else:
             wait_ns = min(LOOK_NS, LOOK_NS if next_ns is None else start_ns + next_ns - now_ns)
@@ -227,7 +243,8 @@ def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, rep
         _report(reports, Holding(now_ns, blocks.resident_bytes, target_bytes))
         lifeline.end_if_orphaned(parent_pid)
         if orders.poll(max(0, wait_ns) / SECOND_NS):
-            targets, start_ns = orders.recv()
+            targets, start_ns, manner = orders.recv()
+            pace = Pace(manner.rate_bytes_per_s)
 
 
 def due(targets: Targets, at_ns: int) -> tuple[int, int | None]:

@@ -19,15 +19,14 @@ _ADVICE_NONE = -1
 class Blocks:
     """A stack of blocks of resident memory."""
 
-    def __init__(self, *, huge: bool) -> None:
-        self._huge = huge
+    def __init__(self) -> None:
         self._blocks: list[tuple[mmap.mmap, int]] = []
         self.resident_bytes = 0
 
-    def grow(self, wanted_bytes: int) -> int:
+    def grow(self, wanted_bytes: int, *, huge: bool = False) -> int:
         """Bring in one block, the largest within ``wanted_bytes`` (at least 1 MiB); the bytes of it."""
         assert wanted_bytes >= MIB, wanted_bytes
-        size = HUGE_BYTES if self._huge and wanted_bytes >= HUGE_BYTES else MIB
+        size = HUGE_BYTES if huge and wanted_bytes >= HUGE_BYTES else MIB
         block = _huge_block() if size == HUGE_BYTES else _small_block()
         self._blocks.append((block, size))
         self.resident_bytes += size

@@ -29,7 +29,7 @@ def main(folder: Path, policy: str) -> None:
     lifeline.tie_to_parent(os.getppid())
     lifeline.offer_to_oom_killer(1000)
     cgroup.join(folder)
-    group, blocks = GroupV1(folder), Blocks(huge=False)
+    group, blocks = GroupV1(folder), Blocks()
     while blocks.resident_bytes < HELD_BYTES:
         blocks.grow(MIB)
     lookout = None

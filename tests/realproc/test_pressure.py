@@ -37,9 +37,9 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_blocks_are_resident_and_go_back(huge: bool) -> None:
     """9 MiB are 9 MiB, whether the kernel has huge pages left or not; and nothing once they are given back."""
     before = anonymous_bytes("self")
-    blocks = Blocks(huge=huge)
+    blocks = Blocks()
     while (missing := 9 * MIB - blocks.resident_bytes) > 0:
-        assert blocks.grow(missing) in (MIB, HUGE_BYTES)
+        assert blocks.grow(missing, huge=huge) in (MIB, HUGE_BYTES)
     assert blocks.resident_bytes == 9 * MIB
     assert abs(anonymous_bytes("self") - before - 9 * MIB) <= MIB
     while blocks.resident_bytes:
