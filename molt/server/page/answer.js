@@ -13,9 +13,10 @@ export const LEVERS = {
   restore: ["↥", "parked", () => "restored from disk"],
   shed: ["−", "shed", () => "shed: oldest context forgotten"],
   restarted: ["↻", "reading", () => "restarted from the beginning"],
-  healed: ["✓", null, () => "healed: attention state exact again"],
+  healed: ["✓", null, () => "healed"],
 };
 
+const NEAR_PX = 24;
 const SAMPLING = { temperature: 0.7, top_p: 0.95 };
 
 const known = (value) => value !== undefined && value !== null;
@@ -43,6 +44,9 @@ export class Answer {
   #run = null; // the span that words of the present rung go into
   #rung = null;
   #counts = new Map();
+  #bars = new Map();
+  #atEnd = true;
+  #following = false;
   #switches = [];
   #summary = null;
   #began = performance.now();
@@ -104,9 +108,11 @@ export class Answer {
       this.#rung = rung;
       this.#run = element("span", `words ${this.styleOf(rung)}`);
       this.#run.title = rung;
-      this.#append(this.#run);
+      this.#run.append("");
+      this.caret.before(this.#run);
     }
-    this.#append(text, this.#run);
+    this.#run.firstChild.appendData(text);
+    this.#follow();
   }
 
   #lever(molt) {
@@ -122,19 +128,21 @@ export class Answer {
       mark.style.setProperty("--to", `var(--${this.styleOf(molt.to)})`);
       this.#addSeamRow(molt);
     }
-    this.#append(mark);
+    this.caret.before(mark);
+    this.#follow();
     this.#run = null;
     const shown = molt.event === "healed" ? null : glyph; // so soon after its switch that the two would be one
     this.tell({ glyph: shown, event: molt.event, words: `${words(molt)} ${molt.event === "switch" ? costOf(molt) : ""}`.trim() }, this);
   }
 
-  /** Add a part before the caret, or a text to a part, and keep the end in sight of those who look at it. */
-  #append(part, to = null) {
-    const { text } = this;
-    const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 24;
-    if (to) to.append(part);
-    else text.insertBefore(part, this.caret);
-    if (atEnd) text.scrollTop = text.scrollHeight;
+  /** Keep the end in sight of those who look at it; once a frame, as it costs a layout. */
+  #follow() {
+    if (this.#following || !this.#atEnd) return;
+    this.#following = true;
+    requestAnimationFrame(() => {
+      this.#following = false;
+      this.text.scrollTop = this.text.scrollHeight;
+    });
   }
 
   #state(state, words = state) {
@@ -185,6 +193,9 @@ export class Answer {
     this.text.tabIndex = 0;
     this.text.setAttribute("role", "group");
     this.text.setAttribute("aria-label", `Answer ${this.number}`);
+    this.text.addEventListener("scroll", () => {
+      this.#atEnd = this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < NEAR_PX;
+    });
     this.caret = element("span", "caret");
     this.caret.setAttribute("aria-hidden", "true");
     this.text.append(this.caret);
@@ -197,9 +208,8 @@ export class Answer {
   /** A bar of the tokens so far, by rung. */
   #drawShares() {
     for (const [rung, count] of this.#counts) {
-      const style = this.styleOf(rung);
-      const bar = this.shares.querySelector(`.${style}`) ?? this.shares.appendChild(element("i", style));
-      bar.style.flexGrow = count;
+      if (!this.#bars.has(rung)) this.#bars.set(rung, this.shares.appendChild(element("i", this.styleOf(rung))));
+      this.#bars.get(rung).style.flexGrow = count;
     }
   }
 

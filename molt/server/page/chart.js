@@ -7,6 +7,7 @@ const WINDOW_MS = 60_000;
 const FIRST_MS = 15_000; // the window at the beginning; it grows to the whole
 const SAME_MS = 400; // marks of one kind closer than this are one
 const COLUMN_MS = 100;
+const LABEL_PX = 15;
 const KINDS = ["scratch", "kv", "transient"];
 export const KIND_NAMES = { scratch: "scratch", kv: "KV cache", transient: "in transit", other: "other" };
 
@@ -82,10 +83,12 @@ export class Chart {
     const shown = JSON.stringify([needs, this.#top]);
     if (shown === this.#shownNeeds) return;
     this.#shownNeeds = shown;
+    const apart = (LABEL_PX / (this.needs.clientHeight || HEIGHT)) * this.#top;
     this.needs.replaceChildren(
       ...needs.map(([name, bytes], i) => {
         const line = document.createElement("span");
-        line.appendChild(document.createElement("b")).textContent = `${name} fits`;
+        const crowded = i > 0 && needs[i - 1][1] - bytes < apart;
+        if (!crowded) line.appendChild(document.createElement("b")).textContent = `${name} fits`;
         line.className = `need r${i % 6}`;
         line.style.bottom = `${(100 * bytes) / this.#top}%`;
         return line;

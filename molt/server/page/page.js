@@ -7,6 +7,7 @@ import { Refusal, get, percent, post, size } from "./wire.js";
 const AT_ONCE = 4; // a browser opens six connections to a server: one has the events, one is kept for the budget
 const DRAW_MS = 100;
 const SEND_MS = 120;
+const HELD_MS = 800;
 const TELL_MS = 3_000;
 const DECISIONS_KEPT = 60;
 const SPIKE = [["0s", 0], ["2s", 1], ["6s", 2], ["10s", 0]]; // an app is opened: when, and the rung there is then room for
@@ -81,7 +82,7 @@ function showSample() {
   $("allowed").textContent = size(budget);
   $("room").textContent = usage > budget ? `${size(usage - budget)} too much` : percent(usage / budget);
   $("room").classList.toggle("over", usage > budget);
-  if (!dragging) showBudget(budget);
+  if (!dragging && performance.now() > heldUntil) showBudget(budget);
   showParts();
   const text = `Memory over the last minute: ${size(usage)} used of ${size(budget)}`;
   if ($("chart").getAttribute("aria-label") !== text) $("chart").setAttribute("aria-label", text);
@@ -91,8 +92,12 @@ function showBudget(budget) {
   const slider = $("budget");
   slider.max = chart.top;
   slider.value = Math.min(budget, chart.top);
+  sayBudget(budget);
+}
+
+function sayBudget(budget) {
   const fits = largestThatFits(budget);
-  slider.setAttribute("aria-valuetext", `${size(budget)}, ${fits ? `room for ${fits}` : "no rung fits"}`);
+  $("budget").setAttribute("aria-valuetext", `${size(budget)}, ${fits ? `room for ${fits}` : "no rung fits"}`);
 }
 
 function showParts() {
@@ -134,6 +139,7 @@ function draw(now) {
 // --- the budget ---
 
 let dragging = false;
+let heldUntil = 0; // until then the slider shows what was asked for, not yet what is
 let wanted = null;
 let sending = false;
 
@@ -352,14 +358,14 @@ function rungSample(name, style) {
 
 function listen() {
   const slider = $("budget");
-  slider.addEventListener("input", () => {
-    dragging = true;
+  const move = (still) => {
+    dragging = still;
+    heldUntil = performance.now() + HELD_MS;
+    sayBudget(slider.valueAsNumber);
     sendBudget(slider.valueAsNumber);
-  });
-  slider.addEventListener("change", () => {
-    dragging = false;
-    sendBudget(slider.valueAsNumber);
-  });
+  };
+  slider.addEventListener("input", () => move(true));
+  slider.addEventListener("change", () => move(false));
   $("follow").addEventListener("change", ({ target }) => admin("/admin/follow", { source: target.value }));
   $("unlock").addEventListener("submit", (event) => {
     event.preventDefault();
