@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ TEMPERATURE, TOP_P = 1.0, 1.0
 ALIAS = "molt"
 """What the model may be called beside the ladder's name."""
 
+TOKENISING_THREADS = 2
+_TOKENISING = ThreadPoolExecutor(TOKENISING_THREADS, "tokenising")
 _STATUS = {"shutting_down": 503, "timeout": 504}
 
 
@@ -65,7 +68,7 @@ class Answering:
 
     async def _prompt(self, tokenise: Any, param: str) -> tuple[int, ...]:
         try:
-            return await asyncio.to_thread(tokenise)
+            return await asyncio.get_running_loop().run_in_executor(_TOKENISING, tokenise)
         except InputError as error:
             raise BadRequest(f"{param}: {error}", param) from None
 

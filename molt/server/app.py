@@ -169,7 +169,14 @@ def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_addr
         },
     )
     app.router.redirect_slashes = False
-    return Door(app, hosts, keys, any_address=any_address, open_paths=page)
+    return Door(
+        app,
+        hosts,
+        keys,
+        header_bytes=service.hub.limits.header_bytes,
+        any_address=any_address,
+        open_paths=page,
+    )
 
 
 async def _failure(request: Request, error: Exception) -> Response:

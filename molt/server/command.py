@@ -72,7 +72,9 @@ def command(
     profile: Annotated[
         str | None, typer.Option(help="Costs of steps, as `molt calibrate` writes them.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="real, or modelled: takes its time, but writes no text.")] = "real",
+    engine: Annotated[
+        str, typer.Option(help="real, or modelled: takes its time, but writes no text.")
+    ] = "real",
     queue: Annotated[int, typer.Option(min=1, max=1024, help="Answers under way and waiting, at most.")] = 32,
     token: Annotated[
         str | None, typer.Option(envvar="MOLT_TOKEN", help="What requests have to bring.")

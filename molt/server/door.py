@@ -65,6 +65,7 @@ class Door:
         hosts: frozenset[str],
         keys: Keys,
         *,
+        header_bytes: int,
         any_address: bool = False,
         open_paths: Iterable[str] = (),
     ) -> None:
@@ -74,6 +75,7 @@ class Door:
         self._app = app
         self._hosts = hosts
         self._keys = keys
+        self._header_bytes = header_bytes
         self._any_address = any_address
         self._open = OPEN_PATHS | set(open_paths)
 
@@ -86,12 +88,17 @@ class Door:
         try:
             self._check(scope, Headers(scope=scope))
         except Failure as failure:
-            failure.close |= scope["method"] == "POST"  # its body stays unread
+            failure.close = True  # whatever else was sent stays unread
             await failure.response()(scope, receive, _with_headers(send))
             return
         await self._app(scope, receive, _with_headers(send))
 
     def _check(self, scope: Scope, headers: Headers) -> None:
+        if (
+            sum(len(name) + len(value) for name, value in headers.raw) + len(scope["path"])
+            > self._header_bytes
+        ):
+            raise Failure(431, f"headers have at most {self._header_bytes} bytes", "headers_too_long")
         from_file = scope["server"] is None or scope["server"][1] is None
         if not from_file:
             self._check_site(scope["method"], headers)

@@ -53,6 +53,7 @@ _ERRORS = {
     "415": "The body is not JSON.",
     "421": "Not this Host.",
     "422": "The body is wrong.",
+    "431": "The headers are too long.",
     "503": "Too many ask, or the engine is not there yet.",
     "504": "Not complete in time.",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx2
+import pytest
 
 from molt.core.costs import CostModel
 from molt.core.ladder import Ladder
@@ -33,6 +35,11 @@ from molt.server.metrics import Metrics
 from molt.server.run import listen_on, serve
 
 ADMIN = "admin-token-of-the-tests"
+night = pytest.mark.skipif(
+    os.environ.get("MOLT_HYPOTHESIS") != "night", reason="in full with `make night` only"
+)
+"""For the long form of a check whose short form is in the default suite."""
+
 Says = Callable[[int], str]
 """The piece of text of the n-th token of any answer."""
 
