@@ -27,7 +27,7 @@ def shown_ms(ms: float) -> str:
 
 def printable(text: str) -> str:
     """A model's text without what a terminal would obey."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+    return "".join(char if char.isprintable() or char in "\n\t\u200d" else "\ufffd" for char in text)
 
 
 def seam(lever: Lever) -> str:

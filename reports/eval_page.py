@@ -52,7 +52,7 @@ def page(table: Table) -> str:
     grids = [
         {"title": grid.title, "note": grid.note, "table": show.markdown(grid)} for grid in show.grids(table)
     ]
-    rendered = _template().render(
+    rendered = template().render(
         title=f"{TITLES[table.table]}: {table.origin.ladder}",
         introduction=f"Made by `{table.origin.command}`; the figures are in [{name}.json]({name}.json).",
         grids=grids,
@@ -62,7 +62,8 @@ def page(table: Table) -> str:
     return printable(rendered)
 
 
-def _template() -> Template:
+def template() -> Template:
+    """The page of tables."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=False,  # noqa: S701 (Markdown; names of rungs and ladders are words)

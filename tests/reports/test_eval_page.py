@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from molt.kv.tables.result import Handoff, read
-from reports.eval_page import main, name_of, page, publish, with_tables
+from reports.eval_page import TITLES, main, name_of, page, publish, with_tables
 from reports.publish import PUBLISHED, README
 
-TABLES = sorted(PUBLISHED.glob("*-*.json"))
+TABLES = sorted(path for path in PUBLISHED.glob("*-*.json") if path.stem.startswith(tuple(TITLES)))
 
 
 def test_some_tables_are_published() -> None:

@@ -1,0 +1,110 @@
+"""Publishes a session of ``molt demo``: its JSON becomes a page in ``reports/published``.
+
+``python -m reports.demo_page RUN ...`` after ``molt demo --out RUN``. Nothing is typed: every number is of the stream that
+the JSON has recorded (a test makes the published page again and compares).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from molt.demo import Session, annotated, to_json
+from molt.errors import InputError
+from molt.kv.tables.show import Grid, markdown
+from molt.units import show_size
+from reports import show
+from reports.eval_page import template
+from reports.publish import PUBLISHED
+
+HEADERS = ("switch", "kind", "measured", "predicted", "FLOPs saved", "after tokens")
+
+
+def page(session: Session) -> str:
+    """The page of a session, as Markdown."""
+    name = f"demo-{session.ladder}"
+    asked = "\n".join(f"> {line}" for line in show.printable(session.question).splitlines())
+    introduction = (
+        f"Made by `{session.command}`; the stream is in [{name}.json]({name}.json). "
+        f"Asked over HTTP, of a server under the molt policy:\n\n{asked}\n\n```text\n{annotated(session)}```"
+    )
+    rows = tuple(_row(switch) for switch in session.summary["switches"])
+    switches = {
+        "title": "What the switches cost",
+        "note": "As the server told it in the stream.",
+        "table": markdown(Grid("", "", HEADERS, rows)),
+    }
+    return template().render(
+        title=f"The model is changed in the middle of an answer: {session.ladder}",
+        introduction=introduction,
+        grids=[switches],
+        meaning="TTFT is from sending the request to its first token, at the client. The budget was cut when the client "
+        "had read eight tokens; what follows the cut from the same rung was on its way or under way. A line of the "
+        "text ends at a lever or after 80 characters; the answer itself has no such line ends.",
+        facts=_facts(session),
+    )
+
+
+def _row(switch: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{switch['from']} → {switch['to']}",
+        switch["kind"],
+        show.span(switch["measured"]["ms"]),
+        show.span(switch["predicted"]["ms"]),
+        show.percent(switch["flops_saved"]),
+        str(switch["after_tokens"]),
+    )
+
+
+def _facts(session: Session) -> dict[str, str]:
+    machine = {**session.machine, "memory_bytes": show_size(int(session.machine.get("memory_bytes") or 0))}
+    return {
+        "command": f"`{session.command}`",
+        "commit": session.commit,
+        "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes']}, {machine['system']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in session.versions.items()),
+    }
+
+
+def publish(run: Path, published: Path = PUBLISHED) -> str:
+    """Put the JSON and the page of a session into ``published``; returns their name.
+
+    ``InputError`` for what is no session, or one that does not show what it is to show.
+    """
+    path = run / "session.json"
+    try:
+        session = Session.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if not session.holds:
+        raise InputError(f"{path}: the model was not changed in it, or the process was killed")
+    name = f"demo-{session.ladder}"
+    published.mkdir(exist_ok=True)
+    (published / f"{name}.json").write_text(to_json(session), encoding="utf-8", newline="\n")
+    (published / f"{name}.md").write_text(page(session), encoding="utf-8", newline="\n")
+    return name
+
+
+def main(arguments: list[str]) -> int:
+    """Publish the runs given."""
+    if not arguments:
+        print("usage: python -m reports.demo_page RUN ...", file=sys.stderr)
+        return 2
+    try:
+        for run in arguments:
+            print(f"{publish(Path(run))}: published", file=sys.stderr)
+    except InputError as error:
+        print(f"molt: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
