@@ -83,15 +83,27 @@ class Move:
 
 
 class World(ABC):
-    """One policy's run. The process that holds models and caches is ``alive`` or not."""
+    """One policy's run. The process that holds models and caches is alive or not.
 
-    def __init__(self, ladder: Ladder, costs: CostModel, policy: Policy, engine: Engine, log: Log) -> None:
+    The scheduler takes ``costs`` for what everything takes, or what is ``believed`` in their place.
+    """
+
+    def __init__(
+        self,
+        ladder: Ladder,
+        costs: CostModel,
+        policy: Policy,
+        engine: Engine,
+        log: Log,
+        *,
+        believed: CostModel | None = None,
+    ) -> None:
         self._ladder = ladder
         self._costs = costs
         self._policy = policy
         self._engine = engine
         self._log = log
-        self._scheduler = Scheduler(ladder, costs, policy)
+        self._scheduler = Scheduler(ladder, believed or costs, policy)
         self._conductor = Conductor(self._scheduler, log, self._enqueue)
         self._memory = Memory(self._memory_changed)
         self._budget_bytes = 0
@@ -206,6 +218,7 @@ class World(ABC):
             case d.Load():
                 self._loads[decision.rung] = Loading(seq)
                 size = self._ladder.rung(decision.rung).resident_bytes
+                self._memory.put("transient", f"withheld {decision.rung}", 0)
                 self._memory.put("transient", f"load {decision.rung}", size)
             case _:
                 assert_never(decision)
@@ -299,17 +312,28 @@ class World(ABC):
         )
 
     def _release(self, rung: str, seq: int) -> Wait[None]:
+        size, withheld = self._ladder.rung(rung), 0
         if rung in self._loads:
             del self._loads[rung]
             self._engine.release(rung)
-            freed = self._ladder.rung(rung).resident_bytes
             self._memory.put("transient", f"load {rung}", 0)
         else:
             freed, _ = yield from self._spend(
                 self._costs.rungs[rung].release_ns, lambda: self._engine.release(rung)
             )
-            self._memory.move("weights", rung, {("scratch", rung): 0})
-        self._feed(e.RungReleased(at_ns=self._now_ns, rung=rung, freed_bytes=freed, decision=seq))
+            withheld = size.weight_bytes - freed
+            self._memory.move(
+                "weights", rung, {("scratch", rung): 0, ("transient", f"withheld {rung}"): withheld}
+            )
+        self._feed(
+            e.RungReleased(
+                at_ns=self._now_ns,
+                rung=rung,
+                freed_bytes=size.resident_bytes - withheld,
+                withheld_bytes=withheld,
+                decision=seq,
+            )
+        )
 
     def _abandon_move(self, tenant: str) -> None:
         self._moves.pop(tenant, None)

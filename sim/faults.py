@@ -52,7 +52,8 @@ class FaultyEngine(ModelledEngine):
         return super().load(rung, within_ns)
 
     def release(self, rung: str) -> int:
-        freed = super().release(rung)
+        if not (freed := super().release(rung)):
+            return 0
         withheld = self._random.random() < self._faults.release
         return freed - withheld * int(freed * self._faults.withheld_share * self._random.random())
 
