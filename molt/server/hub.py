@@ -171,8 +171,8 @@ class Hub:
             world.stop(SHUTTING_DOWN)
 
     def _failed(self, failure: BaseException) -> None:
-        self.failure = failure
         if self.status is not Status.STOPPING:
+            self.failure = failure
             self.status = Status.FAILED
             self._end_all(Broken("the engine has failed", "engine_failed"))
             self.end_server()
@@ -218,7 +218,11 @@ class Hub:
 
     async def stopped(self, within_s: float) -> bool:
         """Whether the world came to its end in time."""
-        await asyncio.to_thread(self._thread.join, within_s)
+        return await asyncio.to_thread(self.join, within_s)
+
+    def join(self, within_s: float) -> bool:
+        """The same, without letting anything else happen."""
+        self._thread.join(within_s)
         return not self._thread.is_alive()
 
     def _end_all(self, why: Broken) -> None:

@@ -28,4 +28,4 @@ class Limits:
     observers: int = 16
     retry_after_s: int = 2
     drain_s: float = 2.5  # from the first signal until connections are cut
-    stop_s: float = 1.5  # until the engine's process is killed
+    stop_s: float = 4.5  # from the first signal until the process ends without the world

@@ -13,9 +13,11 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
+import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -24,6 +26,7 @@ from molt.server.hub import Hub
 from molt.server.protocol import bounded
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AT_ONCE_S = 0.5
 
 
 class _Server(uvicorn.Server):
@@ -61,10 +64,9 @@ async def serve(
         hub.start()
         started()
         await server.serve(sockets=list(sockets))
-        failed = hub.failure is not None
         hub.stop()
-        ended = await hub.stopped(limits.stop_s)
-    return ended and not failed
+        ended = await hub.stopped(ending.left_s())
+    return ended and hub.failure is None
 
 
 class _Ending:
@@ -72,15 +74,28 @@ class _Ending:
 
     def __init__(self, hub: Hub, server: uvicorn.Server) -> None:
         self._hub, self._server = hub, server
-        self._begun = False
+        self._begun_s: float | None = None
 
     def begin(self) -> None:
         """Gently; a second time, at once."""
-        if self._begun:
-            os._exit(1)
-        self._begun = True
+        if self._begun_s is not None:
+            self._at_once()
+        self._begun_s = time.monotonic()
         self._hub.stop()
         self._server.should_exit = True
+
+    def left_s(self) -> float:
+        """Seconds until the world must have ended."""
+        since_s = 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
+        return max(0.0, self._hub.limits.stop_s - since_s)
+
+    def _at_once(self) -> None:
+        """Without its engine, the world has nothing left to do but to clear up."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self._hub.join(AT_ONCE_S)
+        os._exit(1)
 
     @contextlib.contextmanager
     def at_signals(self) -> Generator[None, None, None]:

@@ -4,7 +4,7 @@
 const WIDTH = 1000;
 const HEIGHT = 200;
 const WINDOW_MS = 60_000;
-const FIRST_MS = 15_000; // the window at the beginning; it grows to the whole
+const FIRST_MS = 6_000; // the window at the beginning; it grows to the whole
 const SAME_MS = 400; // marks of one kind closer than this are one
 const COLUMN_MS = 100;
 const LABEL_PX = 15;
