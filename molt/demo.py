@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
@@ -81,6 +82,7 @@ class Session(_Strict):
     commit: str
     machine: dict[str, Any]
     versions: dict[str, str]
+    load: float  # of the machine when it began: processes that run or wait, over the last minute
     question: str
     items: tuple[Item, ...]
     finish_reason: str
@@ -107,6 +109,7 @@ def play(client: Client, admin: str, *, command: str, max_tokens: int, screen: S
     messages = [{"role": "user", "content": question}]
     items: list[Item] = []
     tokens = 0
+    load = round(psutil.getloadavg()[0], 1)
     watch = Stopwatch()
     for part in client.answer(served, messages, kind="foreground", max_tokens=max_tokens, seed=SEED):
         match part:
@@ -132,6 +135,7 @@ def play(client: Client, admin: str, *, command: str, max_tokens: int, screen: S
                     commit=provenance.commit(),
                     machine=provenance.machine(),
                     versions=provenance.versions(),
+                    load=load,
                     question=question,
                     items=tuple(items),
                     finish_reason=part.finish_reason,

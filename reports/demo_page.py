@@ -1,7 +1,7 @@
 """Publishes a session of ``molt demo``: its JSON becomes a page in ``reports/published``.
 
-``python -m reports.demo_page RUN ...`` after ``molt demo --out RUN``. Nothing is typed: every number is of the stream that
-the JSON has recorded (a test makes the published page again and compares).
+``python -m reports.demo_page RUN ...`` after ``molt demo --out RUN``. Nothing is typed: every number is of the stream
+that the JSON has recorded (a test makes the published page again and compares).
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from reports import show
 from reports.eval_page import template
 from reports.publish import PUBLISHED
 
+MEANING = (
+    "TTFT is from sending the request to its first token, at the client. The budget was cut when the client had read "
+    "eight tokens; what follows the cut from the same rung was on its way or under way. A line of the text ends at a "
+    "lever or after 80 characters; the answer itself has no such line ends."
+)
 HEADERS = ("switch", "kind", "measured", "predicted", "FLOPs saved", "after tokens")
 
 
@@ -42,9 +47,7 @@ def page(session: Session) -> str:
         title=f"The model is changed in the middle of an answer: {session.ladder}",
         introduction=introduction,
         grids=[switches],
-        meaning="TTFT is from sending the request to its first token, at the client. The budget was cut when the client "
-        "had read eight tokens; what follows the cut from the same rung was on its way or under way. A line of the "
-        "text ends at a lever or after 80 characters; the answer itself has no such line ends.",
+        meaning=MEANING,
         facts=_facts(session),
     )
 
@@ -66,6 +69,7 @@ def _facts(session: Session) -> dict[str, str]:
         "command": f"`{session.command}`",
         "commit": session.commit,
         "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes']}, {machine['system']}",
+        "load when it began": f"{session.load:.1f} processes that ran or waited, over the last minute",
         "versions": ", ".join(f"{name} {version}" for name, version in session.versions.items()),
     }
 

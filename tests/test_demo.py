@@ -88,6 +88,7 @@ def test_the_form_of_the_session() -> None:
         commit="0",
         machine={},
         versions={},
+        load=0.5,
         question="?",
         items=(
             Happened(at_ms=1, molt={"event": "admit", "rung": "tier0"}),
