@@ -17,6 +17,8 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -47,11 +49,13 @@ class FakeServer:
     pace: float = 0.02
     chats: bool = True
     script: Sequence[Mapping[str, Any] | str] | None = None
+    key: str | None = None
     refuse: tuple[int, dict[str, str]] | None = None
     url: str = ""
     budget: int = 40 * MIB
     tenants: dict[str, dict[str, Any]] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    followed: str = "manual"
     dropped: list[str] = field(default_factory=list)
     traces: list[Any] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -107,11 +111,15 @@ class FakeServer:
             return _error(403, "the admin token is wrong")
         budget = (await request.json())["budget"]
         self.budget = budget if isinstance(budget, int) else parse_size(budget)
-        return JSONResponse({"budget_bytes": self.budget})
+        return JSONResponse({"source": "manual", "budget_bytes": self.budget})
 
     async def set_trace(self, request: Request) -> Response:
         self.traces.append((await request.json())["steps"])
-        return JSONResponse({})
+        return JSONResponse({"source": "trace", "budget_bytes": self.budget})
+
+    async def follow(self, request: Request) -> Response:
+        self.followed = (await request.json())["source"]
+        return JSONResponse({"source": self.followed, "budget_bytes": self.budget})
 
     async def answer(self, request: Request) -> Response:
         body = await request.json()
@@ -208,10 +216,22 @@ class FakeServer:
             Route("/molt/events", self.events),
             Route("/admin/budget", self.set_budget, methods=["POST"]),
             Route("/admin/trace", self.set_trace, methods=["POST"]),
+            Route("/admin/follow", self.follow, methods=["POST"]),
         ]
         if static is not None:
             routes.append(Mount("/", _Strict(directory=static, html=True)))
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=self.guarded)])
+
+    async def guarded(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Everything but the page wants the key, where there is one."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if (
+            self.key
+            and request.url.path.startswith(("/v1/", "/molt/", "/props"))
+            and given not in (self.key, ADMIN)
+        ):
+            return _error(401, "a token is needed")
+        return await call_next(request)
 
 
 class _Strict(StaticFiles):

@@ -274,6 +274,41 @@ def test_a_wrong_token_locks_the_budget_again(browser: object, fake: FakeServer)
     page.context.close()
 
 
+def test_the_budget_follows_what_is_chosen_until_it_is_set_by_hand(
+    fake: FakeServer, visit: Callable[..., object]
+) -> None:
+    page = visit(unlocked(fake))
+    follow = page.get_by_label("Budget follows")
+    follow.select_option("the control group")
+    until(lambda: fake.followed == "cgroup")
+    page.get_by_role("button", name="Room for tier1").click()
+    expect(follow).to_have_value("manual")
+
+
+@pytest.mark.parametrize("fragment", ["admin=" + ADMIN, "token=secret"])
+def test_a_server_may_want_a_token_of_everybody(
+    fake: FakeServer, visit: Callable[..., object], fragment: str
+) -> None:
+    fake.key = "secret"
+    page = visit(f"{fake.url}/#{fragment}")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    expect(page.locator("article .words").first).not_to_be_empty()
+    assert page.get_by_role("button", name="Room for tier1").is_enabled() == fragment.startswith("admin")
+
+
+def test_without_that_token_the_page_asks_for_one(browser: object, fake: FakeServer) -> None:
+    """Without the check for console errors: browsers log every refused request as one."""
+    fake.key = "secret"
+    page = browser.new_context().new_page()  # type: ignore[attr-defined]
+    page.goto(fake.url)
+    expect(page.locator("#reason")).to_have_text("a token is needed")
+    page.get_by_label("Admin token").fill(ADMIN)
+    page.get_by_role("button", name="Unlock the budget").click()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.get_by_role("button", name="Room for tier1")).to_be_enabled()
+    page.context.close()
+
+
 # --- everybody can use it ---
 
 

@@ -53,8 +53,8 @@ export class Answer {
   #firstAfter = null;
 
   /** `styleOf` gives the class of a rung; `tell` hears (event, answer) for the chart and the live region. */
-  constructor({ number, prompt, kind, tokens, model, chats, styleOf, tell }) {
-    Object.assign(this, { number, prompt, kind, tokens, model, chats, styleOf, tell });
+  constructor({ number, prompt, kind, tokens, model, chats, token, styleOf, tell }) {
+    Object.assign(this, { number, prompt, kind, tokens, model, chats, token, styleOf, tell });
     this.#build();
   }
 
@@ -77,7 +77,7 @@ export class Answer {
       molt: { kind: this.kind },
     };
     try {
-      for await (const chunk of answer(path, body, this.#abort.signal)) this.#take(chunk);
+      for await (const chunk of answer(path, body, { token: this.token, signal: this.#abort.signal })) this.#take(chunk);
       this.#finish("done", this.#closing());
     } catch (error) {
       if (error.name === "AbortError") this.#finish("stopped", this.#closing());

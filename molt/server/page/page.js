@@ -2,10 +2,11 @@
 
 import { Answer } from "./answer.js";
 import { Chart, KIND_NAMES, bandsOf, total } from "./chart.js";
-import { Refusal, get, percent, post, size } from "./wire.js";
+import { Refusal, dataOf, get, percent, post, size } from "./wire.js";
 
 const AT_ONCE = 4; // a browser opens six connections to a server: one has the events, one is kept for the budget
 const DRAW_MS = 100;
+const RETRY_MS = 1_000;
 const SEND_MS = 120;
 const HELD_MS = 800;
 const TELL_MS = 3_000;
@@ -40,7 +41,8 @@ let chats = true;
 let sample = null; // the newest {usage_bytes, budget_bytes, parts}
 let chart = null;
 let defaultBudget = null; // what the server began with
-let token = null;
+let token = null; // of the administrator
+let key = null; // what the server wants of everybody, if it does; the administrator's will do
 let answers = [];
 
 const rungNames = () => ladder.map(({ name }) => name);
@@ -160,7 +162,8 @@ async function sendBudget(bytes) {
 /** Ask for something that only an admin may; a refusal is shown. */
 async function admin(path, body) {
   try {
-    await post(path, body, { token });
+    const { source } = await (await post(path, body, { token })).json();
+    $("follow").value = source === "trace" ? "manual" : source;
     explain("");
   } catch (error) {
     if (error instanceof Refusal && (error.status === 401 || error.status === 403)) forgetToken();
@@ -175,6 +178,7 @@ function explain(reason) {
 
 function unlock(given) {
   token = given;
+  key ??= given;
   sessionStorage.setItem("molt-admin", given);
   showLock();
 }
@@ -216,14 +220,15 @@ function fitButton(words, act, style = "") {
   return button;
 }
 
-function readToken() {
+/** Tokens come behind the #, which is never sent; they leave the address bar and stay for as long as the tab. */
+function readTokens() {
   const fragment = new URLSearchParams(location.hash.slice(1));
-  if (fragment.has("admin")) {
-    history.replaceState(null, "", location.pathname + location.search);
-    return unlock(fragment.get("admin"));
+  if (location.hash) history.replaceState(null, "", location.pathname + location.search);
+  for (const name of ["admin", "token"]) {
+    if (fragment.has(name)) sessionStorage.setItem(`molt-${name}`, fragment.get(name));
   }
   token = sessionStorage.getItem("molt-admin");
-  return showLock();
+  key = sessionStorage.getItem("molt-token") ?? token;
 }
 
 // --- asking ---
@@ -236,6 +241,7 @@ function ask(prompt, kind) {
     tokens: $("length").valueAsNumber,
     model,
     chats,
+    token: key,
     styleOf,
     tell,
   });
@@ -307,15 +313,24 @@ function note(decision) {
   while ($("decisions").children.length > DECISIONS_KEPT) $("decisions").lastChild.remove();
 }
 
-function connect() {
-  const events = new EventSource("/molt/events");
-  events.addEventListener("open", () => showConnection("live"));
-  events.addEventListener("error", () => showConnection("reconnecting"));
-  events.addEventListener("message", ({ data }) => {
-    const event = JSON.parse(data);
-    if (event.type === "memory" || event.type === "state") take(event);
-    else if (event.type === "decision") note(event);
-  });
+/** Follow the events, and begin again where they break off. */
+async function watch() {
+  for (;;) {
+    try {
+      const response = await get("/molt/events", key);
+      showConnection("live");
+      for await (const data of dataOf(response)) hear(JSON.parse(data));
+    } catch (error) {
+      if (!(error instanceof TypeError || error instanceof Refusal)) throw error; // what fetch throws, and the server says
+    }
+    showConnection("reconnecting");
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+function hear(event) {
+  if (event.type === "memory" || event.type === "state") take(event);
+  else if (event.type === "decision") note(event);
 }
 
 function showConnection(words) {
@@ -326,7 +341,9 @@ function showConnection(words) {
 // --- beginning ---
 
 async function begin() {
-  const [state, props] = await Promise.all([get("/molt/state"), get("/props")]);
+  const [state, props] = await Promise.all(
+    ["/molt/state", "/props"].map(async (path) => (await get(path, key)).json()),
+  );
   ladder = state.rungs;
   model = state.ladder;
   chats = props.chat_format !== "plain";
@@ -341,10 +358,10 @@ async function begin() {
   buildFollow(props.budget_sources, state.source);
   $("rungs").replaceChildren(...ladder.map(({ name }, i) => rungSample(name, `r${i % 6}`)));
   buildFits();
-  readToken();
+  showLock();
   listen();
-  connect();
   requestAnimationFrame(draw);
+  await watch();
 }
 
 function rungSample(name, style) {
@@ -367,11 +384,6 @@ function listen() {
   slider.addEventListener("input", () => move(true));
   slider.addEventListener("change", () => move(false));
   $("follow").addEventListener("change", ({ target }) => admin("/admin/follow", { source: target.value }));
-  $("unlock").addEventListener("submit", (event) => {
-    event.preventDefault();
-    unlock($("token").value.trim());
-    $("token").value = "";
-  });
   $("ask").addEventListener("submit", onAsk);
   $("ask-three").addEventListener("click", askThree);
   $("prompt").addEventListener("keydown", (event) => {
@@ -382,7 +394,22 @@ function listen() {
   });
 }
 
-begin().catch((error) => {
-  showConnection("no answer");
-  explain(error.message);
+async function start() {
+  try {
+    await begin();
+  } catch (error) {
+    showConnection("no answer");
+    explain(error.message);
+    $("unlock").hidden = error.status !== 401;
+    if (error.status === 401) key = null;
+  }
+}
+
+$("unlock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  unlock($("token").value.trim());
+  $("token").value = "";
+  if (chart === null) start();
 });
+readTokens();
+start();

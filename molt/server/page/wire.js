@@ -29,20 +29,20 @@ export class Refusal extends Error {
   }
 }
 
-/** POST a JSON body; throws a Refusal for any status but 2xx. */
-export async function post(path, body, { token, signal } = {}) {
-  const headers = { "content-type": "application/json" };
-  if (token) headers.authorization = `Bearer ${token}`;
-  const response = await fetch(path, { method: "POST", headers, signal, body: JSON.stringify(body) });
+async function request(path, token, options = {}) {
+  const headers = { ...options.headers, ...(token && { authorization: `Bearer ${token}` }) };
+  const response = await fetch(path, { ...options, headers });
   if (!response.ok) throw await refusalOf(response);
   return response;
 }
 
-/** GET a JSON document. */
-export async function get(path) {
-  const response = await fetch(path);
-  if (!response.ok) throw await refusalOf(response);
-  return response.json();
+/** GET what there is at a path; throws a Refusal for any status but 2xx. `token` is what the server wants, if anything. */
+export const get = (path, token) => request(path, token);
+
+/** POST a JSON body; throws a Refusal for any status but 2xx. */
+export function post(path, body, { token, signal } = {}) {
+  const headers = { "content-type": "application/json" };
+  return request(path, token, { method: "POST", headers, signal, body: JSON.stringify(body) });
 }
 
 async function refusalOf(response) {
@@ -55,8 +55,8 @@ async function refusalOf(response) {
  * The chunks of one answer, each as {text, molt, finish}; throws a Refusal where the server ends it with an error,
  * and where the stream breaks off without its end.
  */
-export async function* answer(path, body, signal) {
-  const response = await post(path, { ...body, stream: true }, { signal });
+export async function* answer(path, body, { token, signal }) {
+  const response = await post(path, { ...body, stream: true }, { token, signal });
   for await (const data of dataOf(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
