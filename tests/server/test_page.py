@@ -15,6 +15,7 @@ from tests.fake_server import ADMIN, MIB, WORDS, FakeServer, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
+expect.set_options(timeout=20_000)
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "molt" / "server" / "page"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
