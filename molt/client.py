@@ -21,7 +21,7 @@ CONNECT_S = 10.0
 SILENCE_S = 300.0
 """How long an answer may say nothing: it may be deferred or parked for as long as memory is short."""
 
-TEMPERATURE, TOP_P = 0.7, 0.95
+TEMPERATURE, TOP_P = 0.8, 0.95
 PLAIN = "plain"
 """What a server calls the format of chats where its model has none."""
 

@@ -37,7 +37,7 @@ BEGINNING = (
 )
 """What is asked of a model that chats, and of one that goes on with a text."""
 
-SEED = 2
+SEED = 4
 CUT_AFTER_TOKENS = 8
 START_S = 300.0
 STOP_S = 10.0

@@ -17,7 +17,7 @@ export const LEVERS = {
 };
 
 const NEAR_PX = 24;
-const SAMPLING = { temperature: 0.7, top_p: 0.95 };
+const SAMPLING = { temperature: 0.8, top_p: 0.95 };
 
 const known = (value) => value !== undefined && value !== null;
 
