@@ -85,7 +85,7 @@ class Service:
 
     async def openapi(self, request: Request) -> Response:
         """This API, for programs."""
-        return JSONResponse(document())
+        return JSONResponse(document(self.answering.models))
 
     async def state(self, request: Request) -> Response:
         """What is held and by whom."""

@@ -17,8 +17,12 @@ T = TypeVar("T")
 
 
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The body; ``Failure`` for one that is too long, whatever length it claims, or takes too long to come."""
-    claimed = Headers(scope=scope).get("content-length", "0")
+    """The body; ``Failure`` for one that is no JSON by its own word, that is too long, whatever length it claims, or
+    that takes too long to come."""
+    headers = Headers(scope=scope)
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Failure(415, "the body has to be application/json", "unsupported_media_type", close=True)
+    claimed = headers.get("content-length", "0")
     if not claimed.isdecimal() or int(claimed) > limits.body_bytes:
         raise _too_long(limits)
     try:

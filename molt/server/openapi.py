@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
@@ -26,6 +27,7 @@ _ERROR = {
     },
 }
 _OBJECT: dict[str, Any] = {"type": "object"}
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _BODIES = {
     "/v1/chat/completions": ("Answer a chat.", ChatAsked),
     "/v1/completions": ("Go on with a text.", TextAsked),
@@ -59,10 +61,12 @@ _ERRORS = {
 }
 
 
-def document() -> dict[str, Any]:
-    """The document, as plain data."""
-    models = [(model, "validation") for _, model in _BODIES.values()]
-    _, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+def document(models: Sequence[str]) -> dict[str, Any]:
+    """The document, as plain data; ``models`` are the names that a request may give."""
+    bodies = [(model, "validation") for _, model in _BODIES.values()]
+    _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+    for body in (ChatAsked, TextAsked):
+        schemas["$defs"][body.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Molt", "version": __version__},
@@ -97,7 +101,7 @@ def _posting(path: str, summary: str, model: type) -> dict[str, Any]:
     wrong = 422 if path.startswith("/admin/") else 400
     fine = _content("Fine.", "application/json", _OBJECT)
     if path.startswith("/v1/"):
-        fine["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        fine["content"]["text/event-stream"] = {"schema": _EVENT}
     body = {"$ref": f"#/components/schemas/{model.__name__}"}
     posting: dict[str, Any] = {
         "summary": summary,

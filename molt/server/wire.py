@@ -12,7 +12,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from molt import units
 from molt.core.events import TenantKind
@@ -91,7 +99,16 @@ class TextFormat(WireModel):
     type: Literal["text"]
 
 
+def _no(value: bool) -> bool:
+    if value:
+        raise InputError("only false: this server does not do that")
+    return value
+
+
 Zero = Annotated[float, Field(ge=0, le=0)]
+Nought = Annotated[int, Field(ge=0, le=0)]
+One = Annotated[int, Field(ge=1, le=1)]
+No = Annotated[bool, AfterValidator(_no), WithJsonSchema({"type": "boolean", "enum": [False]})]
 StopText = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
 
 
@@ -109,7 +126,7 @@ class Asked(WireModel):
     user: Annotated[str, Field(max_length=256)] | None = None
     molt: MoltOptions = MoltOptions()
 
-    n: Literal[1] | None = None
+    n: One | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -161,12 +178,12 @@ class ChatAsked(Asked):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    logprobs: No | None = None
+    top_logprobs: Nought | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     response_format: TextFormat | None = None
-    store: Literal[False] | None = None
+    store: No | None = None
     metadata: dict[str, str] | None = None
 
     @property
@@ -178,11 +195,11 @@ class ChatAsked(Asked):
 class TextAsked(Asked):
     """The body of ``POST /v1/completions``; ``prompt`` is a text, or tokens."""
 
-    prompt: str | list[int]
+    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[int], Field(min_length=1)]
 
-    logprobs: Literal[0] | None = None
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
+    logprobs: Nought | None = None
+    best_of: One | None = None
+    echo: No | None = None
     suffix: None = None
 
 

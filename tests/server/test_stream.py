@@ -196,7 +196,8 @@ def test_too_many_are_refused_and_told_when_to_ask_again() -> None:
     with running(pace=1.0, limits=Limits(answers=1)) as local, local.client() as client:
         body = chat(stream=True, max_tokens=400)
         with client.stream("POST", "/v1/chat/completions", json=body) as first:
-            next(events(first.iter_lines()))
+            source = events(first.iter_lines())  # kept: a stream that nobody holds is closed
+            next(source)
             refused = client.post("/v1/chat/completions", json=chat())
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) >= 1

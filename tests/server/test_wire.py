@@ -35,6 +35,7 @@ def test_fields_that_ask_for_nothing_are_accepted(neutral: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("n", True), ("store", 0), ("store", True), ("top_logprobs", False),
         ("n", 2), ("n", 10**6), ("logprobs", True), ("top_logprobs", 3), ("presence_penalty", 0.5),
         ("frequency_penalty", -1), ("logit_bias", {"5": 1}), ("tools", [{}]), ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}), ("top_k", 5), ("best_of", 2), ("functions", []),
