@@ -12,8 +12,10 @@ Rules of this module:
 
 from __future__ import annotations
 
+import io
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -25,10 +27,12 @@ from molt.scenario import ResolvedTenant
 from realproc.budget import Share, Teller
 from realproc.lookout import Vigil
 from realproc.place import Place
-from realproc.pressure import Allocator
+from realproc.pressure import Allocator, Holding
 from realproc.signals import MS_NS
 from realproc.toll import ALLOCATOR, ENGINE, Toll
 
+HEARD_MAX = 4096
+"""Newest reports of the allocator that are kept for whoever wants to know how fast it was."""
 COUNT_NS = 100 * MS_NS
 """How often it writes down what the kernel has counted."""
 
@@ -44,10 +48,18 @@ class SharedLog(Log):
         with self._lock:
             return super().write(kind, at_ns, **fields)
 
+    def take(self, sink: io.StringIO) -> str:
+        """What has been written to a sink in memory, which is empty then."""
+        with self._lock:
+            text = sink.getvalue()
+            sink.seek(0)
+            sink.truncate()
+            return text
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Stage:
-    """The processes of a run, at rest and ready.
+    """The processes of a run, at rest and ready. The allocator may be replaced by another one.
 
     The engine has ``budget_bytes`` while nobody takes any of them; to begin with it is told ``told_bytes``.
     """
@@ -97,8 +109,8 @@ class Attendant:
         self._error: Exception | None = None
         self._start_ns = self._counted_ns = 0
         self._taken_bytes = self._held_max_bytes = 0
+        self.heard: deque[Holding] = deque(maxlen=HEARD_MAX)
         self._toll = Toll()
-        self._toll.follow(stage.allocator.pid, ALLOCATOR)
 
     def start(self, start_ns: int) -> None:
         """Begin; time 0 of the run is ``start_ns`` of the monotonic clock."""
@@ -111,12 +123,30 @@ class Attendant:
         self._is_over = True
         self._world.stop(reason)
 
+    @property
+    def held_max_bytes(self) -> int:
+        """The most that was seen in use and cannot be dropped, since this was last forgotten."""
+        return self._held_max_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What the allocator holds, by its last report."""
+        return self._taken_bytes
+
+    def forget_held(self) -> None:
+        """``held_max_bytes`` begins anew."""
+        self._held_max_bytes = 0
+
+    def check(self) -> None:
+        """Raise what has gone wrong, if anything."""
+        if self._error is not None:
+            raise self._error
+
     def leave(self) -> None:
         """Go, and raise what had gone wrong, if anything."""
         self._is_over = True
         self._thread.join()
-        if self._error is not None:
-            raise self._error
+        self.check()
 
     # -- the thread
 
@@ -147,6 +177,7 @@ class Attendant:
             if holding.resident_bytes == self._taken_bytes:
                 continue
             self._taken_bytes = holding.resident_bytes
+            self.heard.append(holding)
             left_bytes = max(0, self._stage.budget_bytes - self._taken_bytes)
             at_ns = max(0, holding.at_ns - self._start_ns)
             self._log.write("pressure", at_ns, taken_bytes=self._taken_bytes, budget_bytes=left_bytes)
@@ -172,6 +203,7 @@ class Attendant:
         stage = self._stage
         stage.place.check()
         self._counted_ns = self._now_ns
+        self._toll.follow(stage.allocator.pid, ALLOCATOR)
         pid = stage.engine.pid
         if pid is not None and self._toll.follow(pid, ENGINE):
             stage.place.engine_is(pid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from realproc import run
+from realproc import campaign, run
 
 app = typer.Typer(
     add_completion=False,
@@ -13,6 +13,7 @@ app = typer.Typer(
     help="Real processes, real memory, the kernel's own killer.",
 )
 app.command("run")(run.command)
+app.command("campaign")(campaign.command)
 
 
 @app.callback()

@@ -6,6 +6,7 @@ A *place* tells how much memory is in use in it and by whom, wakes when that cha
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,9 @@ class Place(Protocol):
     def counted(self) -> dict[str, int]:
         """What the kernel has counted by now, by the names of a ``kernel`` record."""
 
+    def forget_peak(self) -> None:
+        """The kernel's peak begins anew, where it lets us."""
+
     def engine_is(self, pid: int) -> None:
         """The engine process: it ends with the run, and is the first that the kernel takes, as the app that asks for
         too much should be."""
@@ -59,7 +63,8 @@ class Place(Protocol):
 class LimitedPlace:
     """A limited memory control group under guard: at its limit, the kernel kills."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Guard, nice: int | None = None) -> None:
+        self._nice = nice
         self._guard, self._group, self._ledger = guard, guard.group, Ledger(guard.group)
         self._stalled_before = stalls()
 
@@ -93,10 +98,15 @@ class LimitedPlace:
             found["stall_ns"] = now[0] - self._stalled_before[0]
         return found
 
+    def forget_peak(self) -> None:
+        self._group.forget_peak()
+
     def engine_is(self, pid: int) -> None:
         with contextlib.suppress(psutil.NoSuchProcess, OSError):  # gone again
             self._guard.child(pid)
             Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
+            if self._nice is not None:
+                os.setpriority(os.PRIO_PROCESS, pid, self._nice)
 
     def check(self) -> None:
         self._guard.check()
@@ -120,6 +130,9 @@ class OpenPlace:
 
     def counted(self) -> dict[str, int]:
         return {}
+
+    def forget_peak(self) -> None:
+        """Nothing is counted."""
 
     def engine_is(self, pid: int) -> None:
         """It sees for itself when its parent has gone, and nobody is killed."""
@@ -152,14 +165,18 @@ def observe_nothing() -> Observation:
 
 @contextmanager
 def place(
-    limited: bool, warm_bytes: int, ceilings: Ceilings | None = None, groups: ControlGroups | None = None
+    limited: bool,
+    warm_bytes: int,
+    nice: int | None = None,
+    ceilings: Ceilings | None = None,
+    groups: ControlGroups | None = None,
 ) -> Iterator[Place]:
     """A place for the time of a ``with`` block, with room for ``warm_bytes`` beside the engine's own needs.
 
-    ``InputError`` where a limited one is wanted and cannot be had, or would not fit the machine.
+    The engine is as ``nice`` as that. ``InputError`` where a limited place is wanted and cannot be had, or does not fit.
     """
     if not limited:
         yield OpenPlace()
         return
     with Guard(warm_bytes + WARM_UP_BYTES, ceilings, groups or read_groups()) as guard:
-        yield LimitedPlace(guard)
+        yield LimitedPlace(guard, nice)

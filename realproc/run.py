@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,7 +34,7 @@ from molt.yaml_file import nearest, show
 from realproc.attendant import Attendant, Due, SharedLog, Stage, visits
 from realproc.engine import SlowedEngine, warm_up, warm_up_bytes
 from realproc.guard import BreachError
-from realproc.place import place
+from realproc.place import Place, place
 from realproc.pressure import Allocator, AllocatorSpec, occupied
 from realproc.pulse import Pulse
 from realproc.resident import MIB
@@ -55,8 +55,9 @@ T = TypeVar("T")
 class Setting:
     """How a scenario is made real.
 
-    Others take memory at ``rate_bytes_per_s`` (``None``: flat out), in ``huge`` pages or small ones. ``limited``: in a
-    control group. ``slowdown`` is how many times slower than this machine the engine is.
+    Others take memory at ``rate_bytes_per_s`` (``None``: flat out), in ``huge`` pages or small ones; ``limited`` is in a
+    control group. ``slowdown`` is how many times slower than this machine the engine is. It computes with so many
+    ``threads`` (``None``: as many as it likes), and is as ``nice`` as that (``None``: as this process).
     """
 
     signal: str = SIGNAL
@@ -65,6 +66,8 @@ class Setting:
     limited: bool = True
     margin_bytes: int | None = None
     slowdown: float = 1.0
+    nice: int | None = None
+    threads: int | None = None
 
     def margin_of(self, budget_bytes: int) -> int:
         """What is kept free below the limit: 4 MiB, or a hundredth of the budget where that is more."""
@@ -97,50 +100,61 @@ def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> l
 
     Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped.
     """
-    ladder = _ladder(run.spec.ladder, contender)
-    _place_weights(run, mapped=contender.weights == "mapped")
     with ExitStack() as stack:
-        stage = set_stage(run, contender, setting, stack)
+        home = stack.enter_context(home_of(run, contender, setting))
+        engine = SlowedEngine(child_of(run, contender, setting, home), setting.slowdown)
+        stack.callback(engine.kill)
+        bring_up(engine, run, home)
+        stage = set_stage(run, setting, home, engine, stack)
         sink = stack.enter_context((folder / FILE_NAME).open("w", encoding="utf-8", buffering=1))
-        log = SharedLog(sink, _header(run, contender, setting, ladder))
-        pulse = Pulse(max(CHUNK_NS_MAX, *(step_ns_max(costs, 0) for costs in run.costs.rungs.values())))
+        log = SharedLog(sink, header_of(run, contender, setting))
+        pulse = Pulse(longest_step_ns(run))
         world = LiveWorld(
-            ladder, run.costs, contender.policy, stage.engine, log,
+            ladder_of(run, contender), run.costs, contender.policy, engine, log,
             budget_bytes=stage.told_bytes, listen=pulse.hear,
         )  # fmt: skip
         play(run, stage, world, log, pulse, setting.signal)
     return world.violations
 
 
-def set_stage(run: Job, contender: Contender, setting: Setting, stack: ExitStack) -> Stage:
-    """The processes, warm and at rest, the limit set, and as much taken as the trace begins with."""
-    budgets = run.scenario.budgets
-    most_bytes = max(budget for _, budget in budgets)
-    home = stack.enter_context(place(setting.limited, max(most_bytes, warm_up_bytes(run.spec.ladder))))
-    child = ChildSpec(str(run.spec.path), weights=contender.weights, group=home.folder)
-    engine = SlowedEngine(child, setting.slowdown)
-    stack.callback(engine.kill)
+def home_of(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Place]:
+    """Where the processes are to live, with room for the engine to be warmed up."""
+    place_weights(run, mapped=contender.weights == "mapped")
+    return place(setting.limited, max(most_bytes(run), warm_up_bytes(run.spec.ladder)), setting.nice)
+
+
+def child_of(run: Job, contender: Contender, setting: Setting, home: Place) -> ChildSpec:
+    """The engine process."""
+    return ChildSpec(
+        str(run.spec.path), weights=contender.weights, group=home.folder, threads=setting.threads
+    )
+
+
+def bring_up(engine: SlowedEngine, run: Job, home: Place) -> None:
+    """Start the engine and warm it up; to be called by the thread that the world will have."""
     engine.start()
     assert engine.pid is not None, "it was started"
     home.engine_is(engine.pid)
     warm_up(engine, run.spec.ladder)
+
+
+def set_stage(run: Job, setting: Setting, home: Place, engine: SlowedEngine, stack: ExitStack) -> Stage:
+    """The engine at rest, an allocator beside it, the limit set, and as much taken as the trace begins with."""
+    budgets, most = run.scenario.budgets, most_bytes(run)
     spec = AllocatorSpec(setting.rate_bytes_per_s, setting.huge, home.folder)
     allocator = stack.enter_context(Allocator(spec))
-    share = home.settle(most_bytes, setting.margin_of(most_bytes), engine.pid)
-    taken_bytes = occupied(budgets, most_bytes)[0][1]
+    assert engine.pid is not None, "it was started"
+    share = home.settle(most, setting.margin_of(most), engine.pid)
+    taken_bytes = occupied(budgets, most)[0][1]
     allocator.hold(taken_bytes)
     if allocator.wait_until_held(taken_bytes, ALLOCATE_NS) is None:
         raise BreachError(f"an allocator did not come to hold {show_size(taken_bytes)}")
-    return Stage(engine, allocator, home, share, most_bytes, budgets[0][1])
+    return Stage(engine, allocator, home, share, most, budgets[0][1])
 
 
 def play(run: Job, stage: Stage, world: LiveWorld, log: SharedLog, pulse: Pulse, signal: str) -> None:
     """Let the scenario happen, from its beginning to its horizon."""
-    releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
-
-    def reaction_ns() -> int:
-        return pulse.boundary_ns() + releases_ns
-
+    reaction_ns = reaction(run, pulse)
     vigil = stage.place.vigil(signal, stage.share, reaction_ns())
     horizon = Due(run.scenario.horizon_ns, lambda: attendant.end("horizon"))
     attendant = Attendant(
@@ -155,26 +169,47 @@ def play(run: Job, stage: Stage, world: LiveWorld, log: SharedLog, pulse: Pulse,
         attendant.leave()
 
 
-def _ladder(ladder: Ladder, contender: Contender) -> Ladder:
+def most_bytes(run: Job) -> int:
+    """The largest budget of a scenario: what is left to the engine while nobody takes anything."""
+    return max(budget for _, budget in run.scenario.budgets)
+
+
+def longest_step_ns(run: Job) -> int:
+    """The longest that a step may take, by the profile."""
+    return max(CHUNK_NS_MAX, *(step_ns_max(costs, 0) for costs in run.costs.rungs.values()))
+
+
+def reaction(run: Job, pulse: Pulse) -> Callable[[], int]:
+    """How long it takes to give memory back, as it seems: to the next boundary, and every rung released.
+
+    Twice the longest step of late, as whatever makes steps long makes everything else of the reaction long too.
+    """
+    releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
+    return lambda: 2 * pulse.boundary_ns() + releases_ns
+
+
+def ladder_of(run: Job, contender: Contender) -> Ladder:
     """The ladder as its weights lie in memory."""
+    ladder = run.spec.ladder
     if contender.weights == "anonymous":
         return ladder
     return replace(ladder, rungs=tuple(replace(rung, mapped=True) for rung in ladder.rungs))
 
 
-def _header(run: Job, contender: Contender, setting: Setting, ladder: Ladder) -> dict[str, Any]:
+def header_of(run: Job, contender: Contender, setting: Setting) -> dict[str, Any]:
+    """The first line of a log."""
     made = job.header(run, contender.spec, contender.policy)
     return {
         **made,
         "policy": {**made["policy"], "name": contender.name},
-        "ladder": plain(ladder),
+        "ladder": plain(ladder_of(run, contender)),
         "engine": "real",
         "clock": "wall",
         "real": plain(setting),
     }
 
 
-def _place_weights(run: Job, *, mapped: bool) -> None:
+def place_weights(run: Job, *, mapped: bool) -> None:
     """Whom the pages of the weights' files are charged to is whoever reads them first.
 
     Where they are only read, that is this process, unless they are many; where they are mapped, the engine: they are

@@ -17,14 +17,17 @@ class Toll:
 
     def __init__(self, root: Path = REAL_ROOT) -> None:
         self._root = root
+        self._seen: set[int] = set()
         self._alive: dict[int, str] = {}
         self._faults: dict[int, int] = {}
         self._kills = 0
 
     def follow(self, pid: int, what: str) -> bool:
-        """Follow a process from now on; whether that is news."""
-        is_new = pid not in self._alive
-        self._alive[pid] = what
+        """Follow a process from now on; whether that is news. One that has gone stays gone."""
+        is_new = pid not in self._seen
+        if is_new:
+            self._seen.add(pid)
+            self._alive[pid] = what
         return is_new
 
     def look(self, kills: int) -> list[tuple[str, int]]:

@@ -78,12 +78,13 @@ def stalled_ms(run: Run) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """One fall that had weights released; times of the run's clock, ``None`` where there was no such part.
+    """One fall to ``budget_bytes`` that had weights released; times of the run's clock, ``None`` where there was no such part.
 
     ``short_ns`` is when the budget that others left fell below what was in use. A fact counts from when the world was
     told of it, ``told_ns``; it heard of it at the end of the step under way, ``heard_ns``.
     """
 
+    budget_bytes: int
     short_ns: int | None
     told_ns: int
     heard_ns: int
@@ -177,6 +178,7 @@ def _reliefs(run: Run) -> Iterator[Relief]:
         if released:
             released_ns = released[-1]["at_ns"]
             yield Relief(
+                budget_bytes=record["budget_bytes"],
                 short_ns=_short_since(run, released_ns),
                 told_ns=record["at_ns"],
                 heard_ns=heard_ns,

@@ -1,0 +1,332 @@
+"""One arm of a campaign: a policy's process in a group of its own, pressed again and again.
+
+Rules of this module:
+
+- The process lives on from trial to trial, as a service does, for as long as the kernel lets it. When it is killed the
+  world starts it again, cold, as in any run; the tenant whose answer was lost goes away, and the next trial begins.
+- In a trial somebody asks; after some tokens others take memory, down to what is left to the process, and hold it
+  until the answer is complete or the process is dead. Then they give it back.
+- The world has a thread that starts the engine and stays (the engine dies with it); trials are the main thread's.
+- A trial is judged by the kernel's counter and the process that is gone, not by what the world believes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from molt.core import events as e
+from molt.job import Job
+from molt.live.world import Heard, LiveWorld
+from molt.units import show_size
+from realproc.attendant import Attendant, SharedLog
+from realproc.budget import QUANTUM_BYTES
+from realproc.engine import SlowedEngine
+from realproc.guard import BreachError
+from realproc.pressure import SECOND_NS, Allocator, AllocatorSpec, Holding, Manner
+from realproc.pulse import Pulse
+from realproc.resident import MIB
+from realproc.run import (
+    Contender,
+    Setting,
+    bring_up,
+    child_of,
+    header_of,
+    home_of,
+    longest_step_ns,
+    reaction,
+    set_stage,
+)
+from realproc.signals import MS_NS
+from realproc.toll import major_faults
+from reports.real import reliefs
+from reports.run import Run
+
+SPAN_NS = 5 * MS_NS
+LOOK_S = 0.002
+PATIENCE_S = 60.0
+"""How long anything of a trial may take before the trial is void."""
+AFTER_S = 0.15
+"""How long a process is watched after others have got what they wanted: a kill comes at once or not at all."""
+
+
+class VoidError(Exception):
+    """A trial that says nothing, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pressing:
+    """What is done to the process: after ``tokens`` of its answer, others take memory until ``left_bytes`` are left."""
+
+    manner: Manner
+    tokens: int
+    left_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A release of weights in a trial: the wait for the signal (from when memory was short; ``None``: it never was),
+    for the boundary and for the release; and what was in use when the process was told."""
+
+    signal_ns: int | None
+    boundary_ns: int
+    release_ns: int
+    held_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of it.
+
+    ``kills`` are those that the kernel counted meanwhile, ``victim`` the process id of the engine if it is gone.
+    ``rungs`` are those that the tokens came from, in order. ``fastest_bytes_per_s`` is how fast others really took
+    memory, ``over_line_bytes`` the most that was in use above ``line_bytes``, the limit less the margin.
+    """
+
+    kills: int
+    victim: int | None
+    tokens: int
+    rungs: tuple[str, ...]
+    limit_bytes: int
+    line_bytes: int
+    peak_bytes: int | None
+    over_line_bytes: int
+    fastest_bytes_per_s: int
+    reliefs: tuple[Part, ...]
+    lasted_s: float
+
+
+class Witness:
+    """Listens to a world for somebody who waits in another thread."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse, self._news = pulse, threading.Condition()
+        self.budget_bytes = 0
+        self.is_up = True
+        self.tokens: list[str] = []
+        self.is_finished = False
+
+    def hear(self, heard: Heard) -> None:
+        """The world's thread says that something has happened."""
+        self._pulse.hear(heard)
+        with self._news:
+            match heard:
+                case e.BudgetChanged():
+                    self.budget_bytes = heard.budget_bytes
+                case e.TokensProduced():
+                    self.tokens += [heard.rung] * heard.count
+                case e.TenantFinished():
+                    self.is_finished = True
+                case e.ProcessKilled():
+                    self.is_up = False
+                case e.ProcessStarted():
+                    self.is_up = True
+                case _:
+                    return
+            self._news.notify_all()
+
+    def begin(self) -> None:
+        """Forget the last answer."""
+        with self._news:
+            self.tokens, self.is_finished = [], False
+
+    def wait(self, fulfilled: Callable[[Witness], bool], what: str, within_s: float = PATIENCE_S) -> None:
+        """Wait until something is so; ``VoidError`` if that takes too long."""
+        with self._news:
+            if not self._news.wait_for(lambda: fulfilled(self), within_s):
+                raise VoidError(f"waited in vain for {what}")
+
+
+class Arm:
+    """A policy under trial. Enter it in the main thread, try it, leave it."""
+
+    def __init__(self, run: Job, contender: Contender, setting: Setting, raw: Path) -> None:
+        """Everybody asks as the first tenant of the scenario does. ``raw`` is where the records of all trials go."""
+        self._run, self._contender, self._setting, self._raw = run, contender, setting, raw
+        self._tenant = run.scenario.tenants[0]
+        self._pulse = Pulse(longest_step_ns(run))
+        self._witness = Witness(self._pulse)
+        self._stack = ExitStack()
+        self._records = io.StringIO()
+        self._warm, self._begin = threading.Event(), threading.Event()
+        self._world: LiveWorld | None = None
+        self._failure: Exception | None = None
+        self._trials = 0
+
+    def __enter__(self) -> Arm:
+        try:
+            self._set_up()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def try_once(self, pressing: Pressing) -> Trial:
+        """One trial; ``VoidError`` if it says nothing, ``BreachError`` if there can be no more."""
+        tenant = f"{self._tenant.name}-{self._trials}"
+        self._trials += 1
+        begin_s, stage, witness = time.monotonic(), self._stage, self._witness
+        try:
+            self._come_to_rest()
+            self._forget()
+            kills, pid = self._kills(), stage.engine.pid
+            self._world_of().ask(tenant, self._tenant.kind, self._tenant.request)
+            witness.wait(lambda w: len(w.tokens) >= pressing.tokens, "the first tokens")
+            taken_bytes = (stage.budget_bytes - pressing.left_bytes) // MIB * MIB
+            reports = self._press(taken_bytes, pressing)
+            killed = self._kills() - kills
+            trial = Trial(
+                kills=killed,
+                victim=pid if killed and pid is not None and major_faults(pid) is None else None,
+                tokens=len(witness.tokens),
+                rungs=tuple(name for name, _ in itertools.groupby(witness.tokens)),
+                limit_bytes=stage.share.limit_bytes,
+                line_bytes=stage.share.line_bytes,
+                peak_bytes=stage.place.counted().get("peak_bytes"),
+                over_line_bytes=self._attendant.held_max_bytes - stage.share.line_bytes,
+                fastest_bytes_per_s=fastest(reports),
+                reliefs=(),
+                lasted_s=round(time.monotonic() - begin_s, 3),
+            )
+            return replace(trial, reliefs=self._reliefs())
+        finally:
+            stage.allocator.hold(0)
+            self._world_of().leave(tenant)
+
+    # -- a trial
+
+    def _come_to_rest(self) -> None:
+        """The engine is there, nobody takes anything, and the process has been told so; others are there too."""
+        if not self._stage.allocator.alive:  # the kernel may have taken it beside the engine
+            spec = AllocatorSpec(group=self._home.folder)
+            self._stage.allocator = self._stack.enter_context(Allocator(spec))
+        full_bytes = self._stage.budget_bytes - 2 * QUANTUM_BYTES
+        self._witness.wait(
+            lambda w: w.is_up and w.budget_bytes >= full_bytes, "an engine with all its memory"
+        )
+        self._check()
+
+    def _forget(self) -> None:
+        """Counters and records begin anew with the trial."""
+        self._witness.begin()
+        self._attendant.forget_held()
+        self._stage.place.forget_peak()
+        self._log.take(self._records)
+
+    def _press(self, taken_bytes: int, pressing: Pressing) -> list[Holding]:
+        """Have others take memory until the process is dead, or they have it and the answer is complete."""
+        allocator, witness = self._stage.allocator, self._witness
+        self._attendant.heard.clear()
+        allocator.hold(taken_bytes, pressing.manner)
+        until_s = time.monotonic() + PATIENCE_S
+        while witness.is_up and self._attendant.taken_bytes < taken_bytes:
+            self._check()
+            if time.monotonic() > until_s:
+                raise VoidError(f"others did not get their {show_size(taken_bytes)}")
+            time.sleep(LOOK_S)
+        if witness.is_up:
+            with contextlib.suppress(VoidError):  # nobody died: that is what is to be seen
+                witness.wait(lambda w: not w.is_up, "a kill", AFTER_S)
+        if witness.is_up:
+            witness.wait(lambda w: w.is_finished or not w.is_up, "the end of the answer")
+        return list(self._attendant.heard)
+
+    def _reliefs(self) -> tuple[Part, ...]:
+        """Of the records of this trial, which go to the file of raw records."""
+        text = self._log.take(self._records)
+        with self._raw.open("a", encoding="utf-8") as raw:
+            raw.write(text)
+        records = tuple(json.loads(line) for line in text.splitlines())
+        held = {r["budget_bytes"]: r["held_bytes"] for r in records if r["kind"] == "signal"}
+        return tuple(
+            Part(
+                signal_ns=None if relief.short_ns is None else relief.told_ns - relief.short_ns,
+                boundary_ns=relief.heard_ns - relief.told_ns,
+                release_ns=relief.released_ns - relief.heard_ns,
+                held_bytes=held.get(relief.budget_bytes),
+            )
+            for relief in reliefs(Run({}, records))
+        )
+
+    def _kills(self) -> int:
+        return self._stage.place.counted().get("kills", 0)
+
+    def _check(self) -> None:
+        self._attendant.check()
+        if self._failure is not None or not self._thread.is_alive():
+            raise BreachError(f"the world of {self._contender.name} has ended: {self._failure}")
+
+    # -- setting up
+
+    def _set_up(self) -> None:
+        run, setting = self._run, self._setting
+        self._home = self._stack.enter_context(home_of(run, self._contender, setting))
+        self._engine = SlowedEngine(child_of(run, self._contender, setting, self._home), setting.slowdown)
+        self._thread = threading.Thread(target=self._live, name=self._contender.name, daemon=True)
+        self._stack.callback(self._end)
+        self._thread.start()
+        self._warm.wait()
+        if self._failure is not None:
+            raise self._failure
+        self._stage = set_stage(run, setting, self._home, self._engine, self._stack)
+        self._log = SharedLog(self._records, header_of(run, self._contender, setting))
+        self._world = LiveWorld(
+            run.spec.ladder, run.costs, self._contender.policy, self._engine, self._log,
+            budget_bytes=self._stage.budget_bytes, listen=self._witness.hear,
+        )  # fmt: skip
+        reaction_ns = reaction(run, self._pulse)
+        vigil = self._home.vigil(setting.signal, self._stage.share, reaction_ns())
+        self._attendant = Attendant(self._stage, self._world, self._log, vigil, reaction_ns, [])
+        self._begin.set()
+        self._attendant.start(time.monotonic_ns())
+
+    def _live(self) -> None:
+        """The thread that starts the engine, and stays with it."""
+        try:
+            bring_up(self._engine, self._run, self._home)
+            self._warm.set()
+            self._begin.wait()
+            if self._world is not None:
+                self._world.run()
+        except Exception as failure:
+            self._failure = failure
+        finally:
+            self._warm.set()
+            self._engine.kill()
+
+    def _world_of(self) -> LiveWorld:
+        assert self._world is not None, "it was set up"
+        return self._world
+
+    def _end(self) -> None:
+        if self._world is not None:
+            self._attendant.end("campaign over")
+            with contextlib.suppress(Exception):
+                self._attendant.leave()
+        self._begin.set()
+        self._thread.join()
+
+
+def fastest(reports: Sequence[Holding]) -> int:
+    """The fastest growth between two reports that are 5 ms or more apart, bytes per second; 0 without."""
+    found = first = 0
+    for now in reports:
+        while (
+            first + 1 < len(reports) and now.at_ns - reports[first + 1].at_ns >= SPAN_NS
+        ):  # the newest that is old enough
+            first += 1
+        span_ns = now.at_ns - reports[first].at_ns
+        if span_ns >= SPAN_NS:
+            found = max(found, (now.resident_bytes - reports[first].resident_bytes) * SECOND_NS // span_ns)
+    return found

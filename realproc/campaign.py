@@ -1,0 +1,205 @@
+"""Many paired runs: one process that holds its model, and one that changes it, under the same pressure by turns.
+
+``molt real campaign --pairs 1000 --out FILE.jsonl``. Each line of the file is one pair, written when it is complete; a
+campaign that was interrupted goes on where it stood when it is called again with the same file. ``reports/campaign.py``
+says what came of it.
+
+Rules of this module:
+
+- The pressure on a pair follows from its number alone: how fast others take memory, in which pages, and when.
+- Both processes are pressed in the same manner, one after the other. Every few pairs a third process of the changing
+  kind is pressed too, which is told by a signal that comes late: a control that must be killed sometimes.
+- A pair counts only if the pressure was deadly: the holding process must be killed by the kernel. Otherwise the pair is
+  void, and says why. That the other was killed never makes a pair void.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from molt import job, provenance
+from molt.errors import InputError
+from molt.job import Job
+from molt.log import plain
+from molt.units import parse_duration, parse_size
+from realproc.arm import Arm, Pressing, Trial, VoidError
+from realproc.pressure import Manner
+from realproc.resident import MIB
+from realproc.run import SIGNAL, Setting, contenders, option
+
+SCENARIO = Path(str(files("scenarios"))) / "real" / "campaign.yaml"
+RATES = (50 * MIB, 200 * MIB, 500 * MIB, None)
+PAGES = (False, True)
+LATE_SIGNALS = ("psi", "vmpressure-critical", "vmpressure-low")
+CONTROL_EVERY = 5
+FIRST_TOKENS, TOKENS_STEP, TOKENS_SPAN = 4, 7, 23
+"""Pressure begins after 4 to 26 tokens, in an order that visits all."""
+LEFT = "14MiB"
+HOLD_NICE = 0
+"""The holding process is started anew for every pair, which is work that the other should not have to compete with."""
+
+
+def pressing_of(pair: int, left_bytes: int) -> Pressing:
+    """What is done to both processes of a pair. Eight pairs in a row have every rate with both kinds of pages."""
+    manner = Manner(RATES[pair % len(RATES)], PAGES[pair // len(RATES) % len(PAGES)])
+    return Pressing(manner, FIRST_TOKENS + pair * TOKENS_STEP % TOKENS_SPAN, left_bytes)
+
+
+def control_of(pair: int) -> str | None:
+    """The late signal of the control that is pressed with a pair, if any; it goes round by rates and pages as well."""
+    number, rest = divmod(pair, CONTROL_EVERY)
+    return None if rest else LATE_SIGNALS[number % len(LATE_SIGNALS)]
+
+
+def verdict(hold: Trial) -> str | None:
+    """Why a pair is void, if it is: the process that holds was not killed."""
+    if hold.kills == 0:
+        return "the holding process was not killed"
+    if hold.victim is None:
+        return "the kernel killed somebody else than the holding process"
+    return None
+
+
+def done_before(file: Path) -> set[int]:
+    """Numbers of the pairs that a file has. A last line that was torn is cut off; ``InputError`` for any other."""
+    if not file.exists():
+        return set()
+    whole, _, torn = file.read_text(encoding="utf-8").rpartition("\n")
+    if torn:
+        file.write_text(whole + "\n" if whole else "", encoding="utf-8")
+    try:
+        return {pair["pair"] for line in whole.splitlines() if "pair" in (pair := json.loads(line))}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: not the file of a campaign: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """The processes of a campaign by what they are called in its file."""
+
+    hold: Arm
+    molt: Arm
+    controls: Mapping[str, Arm]
+
+
+def pairs(arms: Arms, numbers: Iterator[int], left_bytes: int) -> Iterator[dict[str, Any]]:
+    """Perform pairs; each as it stands in the file."""
+    for pair in numbers:
+        pressing, control = pressing_of(pair, left_bytes), control_of(pair)
+        row: dict[str, Any] = {
+            "pair": pair,
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            **plain(pressing.manner),
+            "tokens": pressing.tokens,
+            "left_bytes": left_bytes,
+        }
+        try:
+            hold = arms.hold.try_once(pressing)
+            row |= {"hold": plain(hold), "void": verdict(hold)}
+            row["molt"] = plain(arms.molt.try_once(pressing))
+        except VoidError as reason:
+            row["void"] = str(reason)
+        if control is not None and control in arms.controls:
+            row["control"] = {"signal": control, **_control(arms.controls[control], pressing)}
+        yield row
+
+
+def _control(arm: Arm, pressing: Pressing) -> dict[str, Any]:
+    try:
+        return plain(arm.try_once(pressing))  # type: ignore[no-any-return]
+    except VoidError as reason:
+        return {"void": str(reason)}
+
+
+# --- the command ---
+
+
+def command(
+    count: Annotated[int, typer.Option("--pairs", help="How many pairs the file is to have.")] = 1000,
+    out: Annotated[Path, typer.Option(help="File of the campaign; goes on if it is there.")] = Path(
+        "runs/campaign.jsonl"
+    ),
+    within: Annotated[
+        str | None, typer.Option("--for", help="Begin no pair after so long, such as 45min.")
+    ] = None,
+    left: Annotated[str, typer.Option(help="What others leave to the process.")] = LEFT,
+    scenario: Annotated[Path, typer.Option(help="Whom it asks, and how much memory there is.")] = SCENARIO,
+    signal: Annotated[str, typer.Option(help="What tells the changing process.")] = SIGNAL,
+    no_controls: Annotated[bool, typer.Option("--no-controls", help="Without late signals.")] = False,
+) -> None:
+    """Press a process that holds its model and one that changes it, pair by pair, and write down who was killed."""
+    left_bytes = option("--left", left, parse_size)
+    until_s = float("inf")
+    if within is not None:
+        until_s = time.monotonic() + option("--for", within, parse_duration) / 1e9
+    run = job.prepare(scenario)
+    done = done_before(out)
+    numbers = [pair for pair in range(count) if pair not in done]
+    with ExitStack() as stack:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(out.open("a", encoding="utf-8", buffering=1))
+            progress = stack.enter_context(out.with_suffix(".log").open("a", encoding="utf-8", buffering=1))
+        except OSError as error:
+            raise InputError(f"{out}: {error.strerror}") from None
+        arms = stack.enter_context(_arms(run, signal, not no_controls, out))
+        file.write(json.dumps(_session(run, signal, left_bytes)) + "\n")
+        wanted = itertools.takewhile(lambda pair: time.monotonic() < until_s, numbers)
+        for row in pairs(arms, wanted, left_bytes):
+            file.write(json.dumps(row, sort_keys=True) + "\n")
+            _tell(progress, row, count)
+
+
+@contextmanager
+def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arms]:
+    """The processes of a campaign, each in a group of its own."""
+    by_name = {contender.name: contender for contender in contenders(run, mapped=False)}
+    for name in ("hold", "molt"):
+        if name not in by_name:
+            raise InputError(f"{run.scenario.name}: policies: a campaign needs {name}")
+    setting = Setting(signal=signal, threads=1)  # two would wait for each other where others compute too
+    with ExitStack() as stack:
+
+        def arm(name: str, called: str, setting: Setting) -> Arm:
+            raw = out.with_name(f"{out.stem}-{called}.events.jsonl")
+            return stack.enter_context(Arm(run, by_name[name], setting, raw))
+
+        late = LATE_SIGNALS if with_controls else ()
+        yield Arms(
+            hold=arm("hold", "hold", replace(setting, nice=HOLD_NICE)),
+            molt=arm("molt", "molt", setting),
+            controls={signal: arm("molt", signal, replace(setting, signal=signal)) for signal in late},
+        )
+
+
+def _session(run: Job, signal: str, left_bytes: int) -> dict[str, Any]:
+    """What was run, and where."""
+    return {
+        "session": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scenario": run.scenario.name,
+        "ladder": run.spec.ladder.name,
+        "signal": signal,
+        "left_bytes": left_bytes,
+        "policies": [plain(spec) for spec, _ in run.policies],
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
+        "commit": provenance.commit(),
+    }
+
+
+def _tell(progress: TextIO, row: Mapping[str, Any], count: int) -> None:
+    """A line for whoever looks how far it is."""
+    killed = {name: row[name].get("kills") for name in ("hold", "molt", "control") if name in row}
+    void = f" void: {row['void']}" if row.get("void") else ""
+    progress.write(f"{row['at']} pair {row['pair'] + 1} of {count}: kills {killed}{void}\n")
