@@ -176,7 +176,10 @@ class LiveWorld(World):
                 try:
                     self._live()
                 except EngineDied as death:
-                    self._bury(death)
+                    self._note_end(death)
+                    self._hear()
+                    if self._stopped is None:  # else it may only have been too slow to stop
+                        self._come_back()
             self._log.write("end", self._now_ns, reason=self._stopped.reason)
         finally:
             self._engine.kill()
@@ -212,9 +215,11 @@ class LiveWorld(World):
         took_ns = self._clock_ns() - begin_ns
         self._log.write("engine", self._now_ns, what="started", pid=self._child.pid, took_ns=took_ns)
 
-    def _bury(self, death: EngineDied) -> None:
-        """Everything is lost; begin again as soon as there is as much memory as the engine died with."""
+    def _note_end(self, death: EngineDied) -> None:
         self._log.write("engine", self._now_ns, what="ended", reason=death.reason, status=death.status)
+
+    def _come_back(self) -> None:
+        """Everything is lost; begin again as soon as there is as much memory as the engine died with."""
         needed = self._die()
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
@@ -235,7 +240,7 @@ class LiveWorld(World):
         try:
             self._start()
         except EngineDied as death:
-            self._log.write("engine", self._now_ns, what="ended", reason=death.reason, status=death.status)
+            self._note_end(death)
             self._child.kill()
             return False
         return True
