@@ -173,7 +173,7 @@ def place(
 ) -> Iterator[Place]:
     """A place for the time of a ``with`` block, with room for ``warm_bytes`` beside the engine's own needs.
 
-    The engine is as ``nice`` as that. ``InputError`` where a limited place is wanted and cannot be had, or does not fit.
+    The engine is as ``nice`` as that. ``InputError`` where a limited place is wanted and cannot be had.
     """
     if not limited:
         yield OpenPlace()

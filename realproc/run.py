@@ -55,7 +55,7 @@ T = TypeVar("T")
 class Setting:
     """How a scenario is made real.
 
-    Others take memory at ``rate_bytes_per_s`` (``None``: flat out), in ``huge`` pages or small ones; ``limited`` is in a
+    Others take memory at ``rate_bytes_per_s`` (``None``: flat out), in ``huge`` pages or small ones. ``limited``: in a
     control group. ``slowdown`` is how many times slower than this machine the engine is. It computes with so many
     ``threads`` (``None``: as many as it likes), and is as ``nice`` as that (``None``: as this process).
     """

@@ -78,7 +78,7 @@ def stalled_ms(run: Run) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """One fall to ``budget_bytes`` that had weights released; times of the run's clock, ``None`` where there was no such part.
+    """One fall to ``budget_bytes`` that had weights released; times of the run's clock, ``None`` where there was none.
 
     ``short_ns`` is when the budget that others left fell below what was in use. A fact counts from when the world was
     told of it, ``told_ns``; it heard of it at the end of the step under way, ``heard_ns``.
