@@ -29,21 +29,6 @@ CALM_NS = 5_000_000_000
 """Without waiting for so long, there is enough again."""
 
 
-class ControlGroup:
-    """Below the tightest limit of the control groups this process is in, without the file pages the kernel drops."""
-
-    def __init__(self, root: Path = REAL_ROOT) -> None:
-        self._root = root
-        if read_groups(root).limit_bytes is None:
-            raise InputError("cgroup: no memory limit is set on a control group of this process")
-
-    def budget_bytes(self, usage_bytes: int) -> int:
-        groups = read_groups(self._root)
-        if groups.room_bytes is None or groups.limit_bytes is None:
-            raise OSError("the control group's limit is gone")
-        return usage_bytes + groups.room_bytes - groups.limit_bytes // MARGIN_SHARE
-
-
 class Available:
     """What the system calls available."""
 
@@ -57,6 +42,26 @@ class Available:
         if memory.available_bytes is None or memory.total_bytes is None:
             raise OSError("/proc/meminfo does not tell any more")
         return usage_bytes + memory.available_bytes - memory.total_bytes // MARGIN_SHARE
+
+
+class ControlGroup:
+    """What is available, and free below the tightest limit of the control groups this process is in.
+
+    File pages that the kernel drops before it kills count as free.
+    """
+
+    def __init__(self, root: Path = REAL_ROOT) -> None:
+        self._root = root
+        self._available = Available(root)
+        if read_groups(root).limit_bytes is None:
+            raise InputError("cgroup: no memory limit is set on a control group of this process")
+
+    def budget_bytes(self, usage_bytes: int) -> int:
+        groups = read_groups(self._root)
+        if groups.room_bytes is None or groups.limit_bytes is None:
+            raise OSError("the control group's limit is gone")
+        below = usage_bytes + groups.room_bytes - groups.limit_bytes // MARGIN_SHARE
+        return min(below, self._available.budget_bytes(usage_bytes))
 
 
 class Stalls:

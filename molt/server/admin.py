@@ -109,11 +109,17 @@ class Budgeting:
     async def _followed(self, follower: Follower) -> None:
         while True:
             with contextlib.suppress(OSError):  # a file that is gone for a moment: the next look will tell
-                wanted = max(1, follower.budget_bytes(self._hub.holdings.usage_bytes))
+                wanted = self._wanted(follower)
                 now = self._hub.budget_bytes
                 if abs(wanted - now) * DEAD_BAND > now:
                     self._hub.set_budget(wanted)
             await asyncio.sleep(FOLLOW_S)
+
+    def _wanted(self, follower: Follower) -> int:
+        """What is being brought in counts as used before it takes any memory; until then, nothing is free for more."""
+        held = self._hub.holdings
+        wanted = max(1, follower.budget_bytes(held.usage_bytes))
+        return min(wanted, self._hub.budget_bytes) if held.parts.get("transient") else wanted
 
 
 # --- over HTTP ---
