@@ -226,12 +226,12 @@ class World(ABC):
     def _retarget(self, decision: d.Demote | d.Promote | d.Unpark, seq: int) -> None:
         tenant = decision.tenant
         self._abandon_move(tenant)
-        if decision.route is RouteKind.REREAD:
-            self._drop_cache(tenant, decision.dest)
-        if decision.route in (None, RouteKind.REREAD):
+        lost = tenant not in self._on_disk and not self._engine.cache_bytes(tenant)  # its spill failed since
+        if lost or decision.route is RouteKind.REREAD:
+            self._begin_anew(tenant, decision.dest)
+        elif decision.route is None:
             self._engine.grow(tenant, decision.capacity)
         else:
-            assert decision.route is not None
             self._engine.park(tenant)
             if tenant in self._on_disk:  # room for what is to come back
                 self._engine.grow(tenant, self._on_disk[tenant])

@@ -170,9 +170,13 @@ class BareWorld:
                     self.falls_ns.append(next_ns)
                 self.budget_bytes = budget_bytes
                 self._memory_changed()
-            if fact is not None:
+            if fact is not None and not self._comes_too_late(fact):
                 self._inbox.append(fact)
         self.now_ns = end_ns
+
+    def _comes_too_late(self, fact: e.AnyEvent) -> bool:
+        """Nobody tells of a request that is withdrawn once the answer is there."""
+        return isinstance(fact, e.TenantCancelled) and fact.tenant in self.finished
 
     def jump(self, ns: int) -> None:
         """The clock goes on by ``ns`` while nothing works, as when a lid is closed."""
@@ -278,10 +282,10 @@ class BareWorld:
         cache = self.caches[decision.tenant]
         self.parked.pop(decision.tenant, None)
         self._abandon(decision.tenant)
-        match decision.route:
+        lost = not cache.positions and not cache.on_disk
+        match RouteKind.REREAD if lost else decision.route:
             case RouteKind.REREAD:
-                cache.drop()
-                cache.rung, cache.room = decision.dest, decision.capacity
+                self._begin_anew(decision.tenant, decision.dest)
             case None:
                 cache.room = decision.capacity
             case _:

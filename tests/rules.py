@@ -7,7 +7,7 @@ it holds, else what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 
 from molt.core import decisions as d
@@ -105,8 +105,8 @@ WORLD_RULES: tuple[Callable[[BareWorld], str | None], ...] = (
     no_token_is_lost_or_doubled,
     caches_have_what_they_should,
     parked_caches_are_unchanged,
-    a_failed_load_is_not_repeated_at_once,
 )
+HISTORY_RULES: tuple[Callable[[BareWorld], str | None], ...] = (a_failed_load_is_not_repeated_at_once,)
 
 # --- what is asked for: levers in order of harm ---
 
@@ -239,11 +239,11 @@ DECISION_RULES: tuple[Callable[[Asked, Ladder, Molt], str | None], ...] = (
 )
 
 
-def no_switch_without_cause(history: Iterable[Asked]) -> str | None:
+def no_switch_without_cause(world: BareWorld) -> str | None:
     """Who went up goes down again only after the budget fell below that, somebody came, a switch or a load failed, or a
     release kept something back."""
     risen_at: dict[str, int] = {}
-    for asked in history:
+    for asked in world.asked:
         budget = asked.seen.budget_bytes
         if isinstance(asked.fact, e.SwitchFailed | e.LoadFailed | e.RungReleased | e.TenantArrived) or any(
             isinstance(x, d.Admit | d.Unpark) for x in asked.decisions
@@ -258,6 +258,14 @@ def no_switch_without_cause(history: Iterable[Asked]) -> str | None:
             if isinstance(decision, d.Promote):
                 risen_at[decision.tenant] = budget
     return None
+
+
+CALM_HISTORY_RULES: tuple[Callable[[BareWorld], str | None], ...] = (
+    excess_is_answered_in_time,
+    nothing_grows_above_the_budget,
+    no_switch_without_cause,
+)
+"""Of worlds in which nothing goes wrong: a signal that is late adds its delay, what fails is a cause of its own."""
 
 
 def _said(asked: Asked, kind: type) -> str:

@@ -173,7 +173,7 @@ def after_event(state: State, event: e.AnyEvent) -> State:
         case e.SwitchFailed():
             return _change(state, event.tenant, lambda t: _reset_cache(t, event.dest))
         case e.SpillFailed():
-            return _change(state, event.tenant, lambda t: _shed(t, 0))
+            return _change(state, event.tenant, _lost)
         case e.CacheRestored():
             return _change(state, event.tenant, lambda t: changed(t, spilled=False))
         case e.RestoreFailed():
@@ -313,6 +313,11 @@ def _shed(tenant: Tenant, keep: int) -> Tenant:
     """What is left cannot be healed: its tokens would attend to context that is gone."""
     shed = changed(tenant, read=0, dropped=0) if keep == 0 else changed(tenant, dropped=tenant.read - keep)
     return changed(shed, capacity=shed.cells, settled=shed.cells, spilled=False)
+
+
+def _lost(tenant: Tenant) -> Tenant:
+    """Its cache could not be written and is gone; who was let go on again meanwhile reads its tokens again."""
+    return _shed(tenant, 0) if tenant.target is None else _reset_cache(tenant, tenant.target)
 
 
 def _read(tenant: Tenant, tokens: int) -> Tenant:

@@ -58,6 +58,19 @@ def test_a_disk_that_fails_costs_reading_and_never_the_answer(engine: type[Model
     assert run.tokens("chat") == 200
 
 
+@pytest.mark.parametrize("before", [60 * MIB, 6 * MIB], ids=["to another rung", "to the same"])
+def test_a_spill_that_fails_after_the_tenant_was_let_go_on_again_costs_reading(before: int) -> None:
+    """Regression: a fall and a rise within one token. The spill is asked for, then its undoing, then the spill fails,
+    and the tenant was believed to go on with a cache that has no room."""
+    budgets = ((0, before), (5 * S + 1, MIB // 4), (5 * S + 2, 6 * MIB), (20 * S, 60 * MIB))
+    on = scenario(budgets, [tenant(prompt_tokens=400, max_tokens=200)], horizon_ns=90 * S)
+    run = simulate(Molt(), on, engine=NoDisk)
+    assert not run.violations
+    (failed, *_), (unpark, *_) = run.of("SpillFailed"), run.of("Unpark")
+    assert unpark["seq"] < failed["seq"]
+    assert run.tokens("chat") == 200
+
+
 def test_a_disk_that_is_too_slow_is_not_used() -> None:
     run = ran(spill_within_ns=1)
     assert run.of("CacheSpilled") == []
