@@ -264,7 +264,9 @@ def demo(
     from molt.demo import demo as play
 
     with _one_line():
-        held = play(ladder, out or Path(f"runs/demo-{Path(ladder).stem}"), max_tokens)
+        held = play(
+            ladder, out or Path("runs") / f"demo-{Path(ladder).name.removesuffix('.yaml')}", max_tokens
+        )
     if not held:
         print("molt: the answer was not whole, or the model was not changed on the way", file=sys.stderr)
         raise typer.Exit(1)

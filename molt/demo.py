@@ -218,7 +218,7 @@ def demo(ladder: str, out: Path, max_tokens: int) -> bool:
     _prepare(out, log)
     with server(ladder, log) as (url, admin), Client(url) as client:
         screen = Screen(Console(), client.served().rungs)
-        command = f"molt demo --ladder {Path(ladder).stem}"
+        command = f"molt demo --ladder {Path(ladder).name}"
         session = play(client, admin, command=command, max_tokens=max_tokens, screen=screen)
     (out / "session.json").write_text(to_json(session), encoding="utf-8", newline="\n")
     (out / "session.txt").write_text(annotated(session), encoding="utf-8", newline="\n")

@@ -22,12 +22,12 @@ from reports.eval_page import template
 from reports.publish import PUBLISHED
 
 MEANING = (
-    "TTFT is from sending the request to its first token, at the client, and has the loading of the rung in it: a server "
-    "that has just begun holds none. The budget was cut when the client had read "
-    "eight tokens; what follows the cut from the same rung was on its way or under way. A line of the text ends at a "
-    "lever or after 80 characters; the answer itself has no such line ends. The seed of the sampling is fixed, and was "
-    "chosen among five for a text that can be read; what a switch costs does not depend on it. The "
-    "profile behind the predictions was measured on a machine that did nothing else."
+    "TTFT is from sending the request to its first token, at the client, and has the loading of the rung in it: a "
+    "server that has just begun holds none. The budget was cut when the client had read eight tokens; what follows the "
+    "cut from the same rung was on its way or under way. A line of the text ends at a lever or after 80 characters; "
+    "the answer itself has no such line ends. The seed of the sampling is fixed, and was chosen among five for a text "
+    "of pico that can be read; what a switch costs does not depend on it. The profile behind the predictions was "
+    "measured on a machine that did nothing else."
 )
 HEADERS = ("switch", "kind", "measured", "predicted", "FLOPs saved", "after tokens")
 
