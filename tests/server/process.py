@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,9 @@ def command(*options: str) -> list[str]:
 
 
 @contextmanager
-def started(folder: Path, *options: str, healthy: bool = True) -> Iterator[Process]:
+def started(
+    folder: Path, *options: str, healthy: bool = True, preexec: Callable[[], None] | None = None
+) -> Iterator[Process]:
     """A server with a log in ``folder``, killed at the end if it still lives, with its children."""
     log, spill = folder / "events.jsonl", folder / "tmp"
     spill.mkdir(exist_ok=True)
@@ -79,6 +81,7 @@ def started(folder: Path, *options: str, healthy: bool = True) -> Iterator[Proce
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(spill)},
+        preexec_fn=preexec,
     )
     server = Process(process, log, spill)
     reader = threading.Thread(target=_read, args=(server,), daemon=True)
