@@ -28,7 +28,7 @@ from molt.live import lifeline, wire
 from molt.live.paced import Paced
 from molt.live.wire import CALLS, REPLIES, Ended, Reply, Wire
 from molt.models.ladder_file import LadderSpec, resolve
-from molt.profile import load_profile
+from molt.profile import load_profile, slowed
 
 
 class EngineKind(StrEnum):
@@ -159,8 +159,8 @@ def _real(spec: LadderSpec, weights: Residency | None, spill: Path | None, devic
 def _modelled(spec: LadderSpec, profile: str | None, pace: float) -> Engine:
     if not pace:
         return ModelledEngine(spec.ladder)
-    costs = load_profile(profile or spec.ladder.name, spec.ladder)
-    return Paced(spec.ladder, costs, lambda cost_ns: time.sleep(cost_ns * pace / 1e9))
+    costs = slowed(load_profile(profile or spec.ladder.name, spec.ladder), pace)
+    return Paced(spec.ladder, costs, lambda cost_ns: time.sleep(cost_ns / 1e9))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +25,12 @@ from molt.scenario import ResolvedScenario
 GENEROUS_S = 60.0
 
 
-def header(policy: Policy, ladder: Ladder, costs: CostModel) -> dict[str, Any]:
+def header(
+    policy: Policy, ladder: Ladder, costs: CostModel, params: Mapping[str, object] | None = None
+) -> dict[str, Any]:
     """What a replay needs of a header."""
     return {
-        "policy": {"name": policy.name, "source": policy.name, "params": {}},
+        "policy": {"name": policy.name, "source": policy.name, "params": params or {}},
         "ladder": plain(ladder),
         "costs": plain(costs),
     }
@@ -181,6 +183,7 @@ def living(
     path: Path,
     *,
     budget_bytes: int,
+    params: Mapping[str, object] | None = None,
     **options: Any,
 ) -> Iterator[Life]:
     """A world that lives until the end of the block."""
@@ -191,7 +194,7 @@ def living(
             costs,
             policy,
             engine,
-            Log(sink, header(policy, ladder, costs)),
+            Log(sink, header(policy, ladder, costs, params)),
             budget_bytes=budget_bytes,
             listen=lambda one: heard[0].listen(one),
             **options,

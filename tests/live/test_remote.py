@@ -366,7 +366,7 @@ def test_an_engine_that_hangs_is_replaced(tmp_path: Path) -> None:
 
 def test_a_load_is_abandoned_in_the_middle(tmp_path: Path) -> None:
     """The budget falls a second time while a rung is brought in: it never gets there, a smaller one does."""
-    engine = paced(200.0)
+    engine = paced(50.0)
     with live(engine, tmp_path / "log") as life:
         ask(life, "a", max_tokens=3)
         life.until(lambda now: "Load" in [type(one.decision).__name__ for one in now.of(Decided)])
