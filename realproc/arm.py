@@ -29,15 +29,14 @@ from molt.live.world import Heard, LiveWorld
 from molt.units import show_size
 from realproc.attendant import Attendant, SharedLog
 from realproc.budget import QUANTUM_BYTES
-from realproc.engine import SlowedEngine
 from realproc.guard import BreachError
+from realproc.nursery import Nursery, NurseryEngine
 from realproc.pressure import SECOND_NS, Allocator, AllocatorSpec, Holding, Manner
 from realproc.pulse import Pulse
 from realproc.resident import MIB
 from realproc.run import (
     Contender,
     Setting,
-    bring_up,
     child_of,
     header_of,
     home_of,
@@ -148,8 +147,9 @@ class Witness:
 class Arm:
     """A policy under trial. Enter it in the main thread, try it, leave it."""
 
-    def __init__(self, run: Job, contender: Contender, setting: Setting, raw: Path) -> None:
+    def __init__(self, run: Job, contender: Contender, setting: Setting, nursery: Nursery, raw: Path) -> None:
         """Everybody asks as the first tenant of the scenario does. ``raw`` is where the records of all trials go."""
+        self._nursery = nursery
         self._run, self._contender, self._setting, self._raw = run, contender, setting, raw
         self._tenant = run.scenario.tenants[0]
         self._pulse = Pulse(longest_step_ns(run))
@@ -272,7 +272,12 @@ class Arm:
     def _set_up(self) -> None:
         run, setting = self._run, self._setting
         self._home = self._stack.enter_context(home_of(run, self._contender, setting))
-        self._engine = SlowedEngine(child_of(run, self._contender, setting, self._home), setting.slowdown)
+        self._engine = NurseryEngine(
+            child_of(run, self._contender, setting, self._home),
+            setting.slowdown,
+            self._nursery,
+            run.spec.ladder,
+        )
         self._thread = threading.Thread(target=self._live, name=self._contender.name, daemon=True)
         self._stack.callback(self._end)
         self._thread.start()
@@ -294,7 +299,9 @@ class Arm:
     def _live(self) -> None:
         """The thread that starts the engine, and stays with it."""
         try:
-            bring_up(self._engine, self._run, self._home)
+            self._engine.start()
+            assert self._engine.pid is not None, "it was started"
+            self._home.engine_is(self._engine.pid)
             self._warm.set()
             self._begin.wait()
             if self._world is not None:

@@ -108,7 +108,7 @@ class Attendant:
         self._is_over = False
         self._error: Exception | None = None
         self._start_ns = self._counted_ns = 0
-        self._taken_bytes = self._held_max_bytes = 0
+        self._taken_bytes = self._held_max_bytes = self._own_max_bytes = 0
         self.heard: deque[Holding] = deque(maxlen=HEARD_MAX)
         self._toll = Toll()
 
@@ -185,6 +185,7 @@ class Attendant:
     def _look_at_memory(self, *, awake: bool) -> None:
         standing = self._stage.place.standing(self._stage.engine.pid, self._taken_bytes)
         self._held_max_bytes = max(self._held_max_bytes, standing.held_bytes)
+        self._own_max_bytes = max(self._own_max_bytes, standing.own_bytes)
         told = self._teller.hear(standing, awake=awake, reaction_ns=self._reaction_ns())
         if told is None:
             return
@@ -218,6 +219,7 @@ class Attendant:
             line_bytes=stage.share.line_bytes,
             base_bytes=stage.share.base_bytes,
             held_max_bytes=self._held_max_bytes,
+            own_max_bytes=self._own_max_bytes,
             major_faults=self._toll.major_faults,
         )
 

@@ -30,6 +30,7 @@ from realproc.signals import MS_NS, Observation
 
 QUANTUM_BYTES = MIB
 """Changes below this are noise: the kernel charges a group, and counts a process, in batches."""
+READINGS_MAX = 4
 CALM_NS = 100 * MS_NS
 """How long a rise must last."""
 
@@ -106,9 +107,14 @@ class Teller:
         return growth(self._recent, others) if others.usage_bytes >= least_bytes + QUANTUM_BYTES else 0
 
     def _budget(self, standing: Standing, ahead_bytes: int) -> int:
-        """The budget now; or, if others would meet the line before a reaction is over, the one to come."""
+        """The budget now; or, if others would meet the line before a reaction is over, the one to come.
+
+        Of what is to come no more than half is believed at once: whoever is told that nothing will be left pulls levers
+        that take long, and the next look is 10 ms away.
+        """
+        budget_bytes = self._share.budget_bytes(standing.others_bytes)
         pressing = standing.held_bytes + ahead_bytes > self._share.line_bytes
-        return self._share.budget_bytes(standing.others_bytes + (ahead_bytes if pressing else 0))
+        return max(budget_bytes - ahead_bytes, budget_bytes // 2) if pressing else budget_bytes
 
     def _least_lately(self, at_ns: int, budget_bytes: int) -> int:
         """The least budget of the last while, with this one."""
@@ -139,13 +145,26 @@ class Ledger:
         return held_bytes
 
     def read(self, at_ns: int, pid: int | None) -> Standing:
-        """The standing now; ``OSError`` if the group is gone."""
+        """The standing now; ``OSError`` if the group is gone.
+
+        Usage and the engine's part cannot be read at once, and the reader may be kept waiting in between: what changed
+        meanwhile is read again, and where it goes on changing, the larger part is the engine's.
+        """
+        for _ in range(READINGS_MAX):
+            before_bytes = self._own(pid)
+            held_bytes = self._held()
+            after_bytes = self._own(pid)
+            if abs(after_bytes - before_bytes) < QUANTUM_BYTES // 2:
+                break
+        return Standing(at_ns, held_bytes, max(before_bytes, after_bytes))
+
+    def _own(self, pid: int | None) -> int:
+        return 0 if pid is None else max(0, anonymous_bytes(pid) - self._outside_bytes)
+
+    def _held(self) -> int:
         usage_bytes = int(self._group.usage_file.read_bytes())
-        own_bytes = 0 if pid is None else max(0, anonymous_bytes(pid) - self._outside_bytes)
-        stat = self._group.folder / "memory.stat"
-        return Standing(
-            at_ns, max(0, usage_bytes - self._clean(stat.read_text("ascii").splitlines())), own_bytes
-        )
+        lines = (self._group.folder / "memory.stat").read_text("ascii").splitlines()
+        return max(0, usage_bytes - self._clean(lines))
 
     def _clean(self, lines: Iterable[str]) -> int:
         sizes = dict(line.split(" ", 1) for line in lines)

@@ -31,9 +31,11 @@ import typer
 from molt import job, provenance
 from molt.errors import InputError
 from molt.job import Job
+from molt.live.remote import ChildSpec
 from molt.log import plain
 from molt.units import parse_duration, parse_size
 from realproc.arm import Arm, Pressing, Trial, VoidError
+from realproc.nursery import Nursery
 from realproc.pressure import Manner
 from realproc.resident import MIB
 from realproc.run import SIGNAL, Setting, contenders, option
@@ -46,8 +48,6 @@ CONTROL_EVERY = 5
 FIRST_TOKENS, TOKENS_STEP, TOKENS_SPAN = 4, 7, 23
 """Pressure begins after 4 to 26 tokens, in an order that visits all."""
 LEFT = "14MiB"
-HOLD_NICE = 0
-"""The holding process is started anew for every pair, which is work that the other should not have to compete with."""
 
 
 def pressing_of(pair: int, left_bytes: int) -> Pressing:
@@ -170,14 +170,16 @@ def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arm
             raise InputError(f"{run.scenario.name}: policies: a campaign needs {name}")
     setting = Setting(signal=signal, threads=1)  # two would wait for each other where others compute too
     with ExitStack() as stack:
+        nursery = Nursery(ChildSpec(run.spec.ladder.name, threads=setting.threads).environment())
+        stack.callback(nursery.close)
 
         def arm(name: str, called: str, setting: Setting) -> Arm:
             raw = out.with_name(f"{out.stem}-{called}.events.jsonl")
-            return stack.enter_context(Arm(run, by_name[name], setting, raw))
+            return stack.enter_context(Arm(run, by_name[name], setting, nursery, raw))
 
         late = LATE_SIGNALS if with_controls else ()
         yield Arms(
-            hold=arm("hold", "hold", replace(setting, nice=HOLD_NICE)),
+            hold=arm("hold", "hold", setting),
             molt=arm("molt", "molt", setting),
             controls={signal: arm("molt", signal, replace(setting, signal=signal)) for signal in late},
         )

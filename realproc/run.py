@@ -47,6 +47,7 @@ MARGIN_BYTES, MARGIN_SHARE = 4 * MIB, 100
 SIGNAL = "poll-10ms"
 ALLOCATE_NS = 60 * 10**9
 READ_BYTES_MAX = 2**30
+TYPICAL_CELLS = 512
 
 T = TypeVar("T")
 
@@ -180,12 +181,22 @@ def longest_step_ns(run: Job) -> int:
 
 
 def reaction(run: Job, pulse: Pulse) -> Callable[[], int]:
-    """How long it takes to give memory back, as it seems: to the next boundary, and every rung released.
+    """How far ahead a budget has to look while it falls: what is told must hold until the world can hear again.
 
-    Twice the longest step of late, as whatever makes steps long makes everything else of the reaction long too.
+    That is to the next boundary, then every rung released; and whatever is begun on its word, at worst a switch, which
+    is not interrupted. Steps of late tell how much slower than its profile the machine is, as others compute on it too.
+    The boundary counts twice: the step under way may be slower than those before.
     """
     releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
-    return lambda: 2 * pulse.boundary_ns() + releases_ns
+    tokens = min(TYPICAL_CELLS, *(rung.max_positions for rung in run.spec.ladder.rungs))
+    step_ns = max(costs.decode.ns(1, tokens) for costs in run.costs.rungs.values())
+    switch_ns = max((costs.switch.ns(tokens, 0) for costs in run.costs.routes.values()), default=0)
+
+    def reaction_ns() -> int:
+        boundary_ns = pulse.boundary_ns()
+        return 2 * boundary_ns + releases_ns + round(switch_ns * max(1.0, boundary_ns / step_ns))
+
+    return reaction_ns
 
 
 def ladder_of(run: Job, contender: Contender) -> Ladder:

@@ -61,6 +61,13 @@ def over_line_bytes_max(run: Run) -> int | None:
     return None if held is None or line is None else held - line
 
 
+def own_peak_bytes(run: Run) -> int | None:
+    """The most that the engine process held beyond what it held at rest, bytes, by looks every 10 ms or so: what the
+    kernel counts of the usage that the books have."""
+    own, base = _last(run, "own_max_bytes"), _last(run, "base_bytes")
+    return None if own is None or base is None else own - base
+
+
 def major_faults(run: Run) -> int | None:
     """Pages that the engine processes had to wait for because they had to come from disk."""
     return _last(run, "major_faults")
@@ -131,8 +138,8 @@ def reliefs(run: Run) -> list[Relief]:
 REAL_METRICS: dict[str, Callable[[Run], Any]] = {
     metric.__name__: metric
     for metric in (
-        kernel_kills, victims, kernel_peak_bytes, kernel_room_bytes_min, over_line_bytes_max, major_faults, stalled_ms,
-        signal_ms, boundary_ms, release_ms, told_to_relief_ms, load_ms, transplant_ms,
+        kernel_kills, victims, kernel_peak_bytes, kernel_room_bytes_min, over_line_bytes_max, own_peak_bytes,
+        major_faults, stalled_ms, signal_ms, boundary_ms, release_ms, told_to_relief_ms, load_ms, transplant_ms,
     )
 }  # fmt: skip
 """Every number of a run with real processes by its key, in the order of ``summary.json``."""

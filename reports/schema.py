@@ -70,6 +70,7 @@ class RealSummary(Strict):
     kernel_peak_bytes: int | None
     kernel_room_bytes_min: int | None
     over_line_bytes_max: int | None
+    own_peak_bytes: int | None
     major_faults: int | None
     stalled_ms: float | None
     signal_ms: Spread

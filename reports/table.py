@@ -138,6 +138,7 @@ _REAL_LINES: tuple[Line, ...] = (
     ("Kernel", "peak of the group", _real(lambda r: show.size(r["kernel_peak_bytes"]))),
     ("Kernel", "least room below its limit", _real(lambda r: show.size(r["kernel_room_bytes_min"]))),
     ("Kernel", "in use above the line", _real(lambda r: show.size(r["over_line_bytes_max"]))),
+    ("Kernel", "peak of the engine, beyond rest", _real(lambda r: show.size(r["own_peak_bytes"]))),
     ("Kernel", "major faults", _real(lambda r: show.number(r["major_faults"]))),
     ("Kernel", "stalled on memory", _real(lambda r: show.span(r["stalled_ms"]))),
     ("Relief", "signal p50 / p99", _spread("signal_ms")),

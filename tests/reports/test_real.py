@@ -16,6 +16,8 @@ KERNEL = {
     "limit_bytes": 5000,
     "line_bytes": 4700,
     "held_max_bytes": 4600,
+    "own_max_bytes": 3600,
+    "base_bytes": 3000,
     "major_faults": 3,
     "stall_ns": 2 * MS,
 }
@@ -80,6 +82,7 @@ def test_what_the_kernel_counted_is_its_last_word() -> None:
     assert real.kernel_peak_bytes(run) == 4800
     assert real.kernel_room_bytes_min(run) == 200
     assert real.over_line_bytes_max(run) == -100
+    assert real.own_peak_bytes(run) == 600
     assert (real.kernel_kills(run), real.victims(run)) == (1, ["allocator 42"])
     assert (real.major_faults(run), real.stalled_ms(run)) == (3, 2.0)
 
