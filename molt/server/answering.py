@@ -19,7 +19,7 @@ from molt.server.answer import Answer, Broken, End, FlopsSaved, Happening, Heard
 from molt.server.body import read_body, until_gone
 from molt.server.chunks import DONE, Form, error_body, event, new_id
 from molt.server.failure import Failure
-from molt.server.hub import Hub, Tenant, Unavailable
+from molt.server.hub import Hub, Tenant
 from molt.server.prompts import Prompter
 from molt.server.wire import Asked, BadRequest, ChatAsked, TextAsked, parse
 
@@ -77,11 +77,7 @@ class Answering:
         generation = self._generation(asked, ids)
         form = Form(is_chat, self.models[0], asked.with_usage, id=new_id(is_chat=is_chat))
         answer = Answer(len(ids), asked.stops, self.flops_saved, may_begin_anew=not asked.stream)
-        try:
-            tenant = self.hub.ask(form.id, asked.molt.kind, generation)
-        except Unavailable as error:
-            retry_after_s = self.hub.limits.retry_after_s if error.retry else None
-            raise Failure(503, error.message, 503, retry_after_s=retry_after_s) from None
+        tenant = self.hub.ask(form.id, asked.molt.kind, generation)
         telling = Telling(self.hub, tenant, answer, form, generation.seed)
         if asked.stream:
             return EventStream(telling)

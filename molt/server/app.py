@@ -21,8 +21,9 @@ from molt.server.answering import ALIAS, Answering
 from molt.server.body import until_gone
 from molt.server.chunks import event
 from molt.server.door import Door, Keys
-from molt.server.failure import Failure
-from molt.server.hub import Hub, Observer, Status, Unavailable
+from molt.server.failure import Failure, Unavailable
+from molt.server.hub import Hub, Status
+from molt.server.observers import Told, View
 from molt.server.openapi import document
 from molt.server.page import page_files, page_routes
 from molt.server.wire import BadRequest
@@ -122,18 +123,18 @@ class Observation(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._hub.observed() as observer:
-            await until_gone(receive, self._send(observer, send))
+        with self._hub.observers.watching() as view:
+            await until_gone(receive, self._send(view, send))
 
-    async def _send(self, observer: Observer, send: Send) -> None:
+    async def _send(self, view: View, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for told in self._told(observer):
+        async for told in self._told(view):
             await send({"type": "http.response.body", "body": event(told), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _told(self, observer: Observer) -> AsyncIterator[dict[str, Any]]:
+    async def _told(self, view: View) -> AsyncIterator[Told]:
         yield {"type": "state", **self._state}
-        while (told := await observer.records.get()) is not None:
+        while (told := await view.get()) is not None:
             yield told
 
 
@@ -191,7 +192,7 @@ async def _bad_request(request: Request, error: Exception) -> Response:
 
 async def _unavailable(request: Request, error: Exception) -> Response:
     assert isinstance(error, Unavailable)
-    return Failure(503, error.message, 503, retry_after_s=2 if error.retry else None).response()
+    return Failure(503, error.message, 503, retry_after_s=error.retry_after_s).response()
 
 
 async def _http(request: Request, error: Exception) -> Response:

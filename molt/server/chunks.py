@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from molt.server.answer import MS_NS, Answer, Happening, Text
 DONE = b"data: [DONE]\n\n"
 
 
-def event(chunk: dict[str, Any]) -> bytes:
+def event(chunk: Mapping[str, Any]) -> bytes:
     """A chunk as a server-sent event: one line, since JSON escapes every line end of the text."""
     return b"data: " + json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 

@@ -9,6 +9,14 @@ from molt.server.chunks import error_body
 _KINDS = {401: "authentication_error", 403: "permission_error", 503: "unavailable_error"}
 
 
+class Unavailable(Exception):
+    """Not now; ``retry_after_s`` says when there is sense in asking again, if there is."""
+
+    def __init__(self, message: str, retry_after_s: int | None) -> None:
+        super().__init__(message)
+        self.message, self.retry_after_s = message, retry_after_s
+
+
 class Failure(Exception):
     """A request that is answered with an error. ``retry_after_s``: when there is sense in asking again."""
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -28,8 +27,10 @@ from molt.live.world import Decided, MemorySample
 from molt.live.world import Heard as Record
 from molt.log import plain
 from molt.server.answer import MS_NS, Broken, Heard
+from molt.server.failure import Unavailable
 from molt.server.limits import Limits
 from molt.server.metrics import Metrics
+from molt.server.observers import Observers
 
 SHUTTING_DOWN = "the server is shutting down"
 
@@ -59,14 +60,6 @@ class Status(StrEnum):
     READY = "ready"
     STOPPING = "stopping"
     FAILED = "failed"
-
-
-class Unavailable(Exception):
-    """No answer can be begun now; ``retry`` says that there is sense in asking again."""
-
-    def __init__(self, message: str, *, retry: bool) -> None:
-        super().__init__(message)
-        self.message, self.retry = message, retry
 
 
 @dataclass(slots=True)
@@ -100,17 +93,9 @@ class Tenant:
 
 
 @dataclass(slots=True)
-class Observer:
-    """Somebody who watches; ``None`` in the queue is the end."""
-
-    records: asyncio.Queue[dict[str, Any] | None]
-
-
-@dataclass(slots=True)
 class Holdings:
     """Memory as the world last told of it."""
 
-    at_ns: int = 0
     budget_bytes: int = 0
     usage_bytes: int = 0
     overshoot_bytes_max: int = 0
@@ -126,6 +111,7 @@ class Hub:
         self.ladder = ladder
         self.limits = limits
         self.metrics = metrics
+        self.observers = Observers(limits)
         self.status = Status.LOADING
         self.holdings = Holdings(budget_bytes=budget_bytes)
         self.budget_bytes = budget_bytes
@@ -135,8 +121,8 @@ class Hub:
         self._open_world = open_world
         self._world: World | None = None
         self._tenants: dict[str, Tenant] = {}
-        self._observers: list[Observer] = []
         self._at_ns = 0
+        self._later_s = limits.retry_after_s
 
     # --- the world's thread ---
 
@@ -148,8 +134,9 @@ class Hub:
 
     def _live(self) -> None:
         try:
-            world = self._open_world(self._listen, self.budget_bytes)
-            self._call(self._opened, world)
+            budget_bytes = self.budget_bytes
+            world = self._open_world(self._listen, budget_bytes)
+            self._call(self._opened, world, budget_bytes)
             world.run()
         except BaseException as failure:  # whatever it is, the server has lost its world
             self._call(self._failed, failure)
@@ -165,8 +152,10 @@ class Hub:
 
     # --- what is asked of it ---
 
-    def _opened(self, world: World) -> None:
+    def _opened(self, world: World, budget_bytes: int) -> None:
         self._world = world
+        if budget_bytes != self.budget_bytes:  # it was changed meanwhile
+            world.budget(self.budget_bytes)
         if self.status is Status.STOPPING:
             world.stop(SHUTTING_DOWN)
 
@@ -180,12 +169,11 @@ class Hub:
     def ask(self, name: str, kind: TenantKind, request: Request) -> Tenant:
         """Begin an answer; ``Unavailable`` if there is no world, or too many ask already."""
         if self.status is not Status.READY or self._world is None:
-            raise Unavailable(_WHY[self.status], retry=self.status is Status.LOADING)
+            raise Unavailable(_WHY[self.status], self._later_s if self.status is Status.LOADING else None)
         if len(self._tenants) >= self.limits.answers:
             self.metrics.refused()
-            raise Unavailable(
-                f"{len(self._tenants)} answers are under way or wait, which is the limit", retry=True
-            )
+            under_way = f"{len(self._tenants)} answers are under way or wait, which is the limit"
+            raise Unavailable(under_way, self._later_s)
         tenant = Tenant(
             name, kind, len(request.prompt_ids), request.max_tokens, time.monotonic(), asyncio.Queue()
         )
@@ -209,10 +197,10 @@ class Hub:
 
     def stop(self) -> None:
         """Begin no more answers, and end those under way."""
-        self.status = Status.STOPPING
+        if self.status is not Status.FAILED:
+            self.status = Status.STOPPING
         self._end_all(Broken(SHUTTING_DOWN, "shutting_down"))
-        for observer in self._observers:
-            observer.records.put_nowait(None)
+        self.observers.end()
         if self._world is not None:
             self._world.stop(SHUTTING_DOWN)
 
@@ -230,19 +218,6 @@ class Hub:
             tenant.records.put_nowait(why)
 
     # --- what is to be seen of it ---
-
-    @contextmanager
-    def observed(self) -> Iterator[Observer]:
-        """Watch, for as long as the context lasts; ``Unavailable`` if too many do."""
-        if len(self._observers) >= self.limits.observers:
-            raise Unavailable(f"{len(self._observers)} observers, which is the limit", retry=True)
-        observer = Observer(asyncio.Queue())
-        self._observers.append(observer)
-        try:
-            yield observer
-        finally:
-            if observer in self._observers:
-                self._observers.remove(observer)
 
     def view(self) -> dict[str, Any]:
         """Everything that an observer who comes now needs to know."""
@@ -278,16 +253,8 @@ class Hub:
         """Answers that have none yet."""
         return len(self._tenants) - self.running()
 
-    def _tell(self, told: dict[str, Any]) -> None:
-        for observer in list(self._observers):
-            if observer.records.qsize() >= self.limits.backlog:
-                self._observers.remove(observer)
-                observer.records.put_nowait(None)
-            else:
-                observer.records.put_nowait(told)
-
     def _tell_of(self, tenant: Tenant, **more: Any) -> None:
-        self._tell({"type": "tenant", "at_ms": _ms(self._at_ns), **tenant.view(), **more})
+        self.observers.tell({"type": "tenant", "at_ms": _ms(self._at_ns), **tenant.view(), **more})
 
     # --- what it says ---
 
@@ -305,16 +272,16 @@ class Hub:
 
     def _sampled(self, memory: MemorySample) -> None:
         held = self.holdings
-        held.at_ns, held.parts = memory.at_ns, memory.parts
         held.budget_bytes, held.usage_bytes = memory.budget_bytes, memory.usage_bytes
+        held.parts = memory.parts
         if memory.round:  # before, what is too much is still being given back
             held.overshoot_bytes_max = max(held.overshoot_bytes_max, held.usage_bytes - held.budget_bytes)
         self.metrics.memory(held.budget_bytes, held.usage_bytes, held.overshoot_bytes_max)
-        self._tell({"type": "memory", "at_ms": _ms(memory.at_ns), **_sizes(held)})
+        self.observers.tell({"type": "memory", "at_ms": _ms(memory.at_ns), **_sizes(held)})
 
     def _decided(self, decision: d.AnyDecision, seq: int) -> None:
         told = {"type": "decision", "at_ms": _ms(self._at_ns), "lever": type(decision).__name__.lower()}
-        self._tell({**told, **plain(decision), "seq": seq})
+        self.observers.tell({**told, **plain(decision), "seq": seq})
         self.metrics.lever(decision)
         self._route(decision, seq)
 
@@ -324,12 +291,12 @@ class Hub:
         elif isinstance(event, e.ProcessKilled):
             self.kills += 1
             self.metrics.killed()
-            self._tell({"type": "killed", "at_ms": _ms(event.at_ns)})
+            self.observers.tell({"type": "killed", "at_ms": _ms(event.at_ns)})
             for tenant in list(self._tenants.values()):
-                tenant.phase, tenant.rung = "waiting", None
+                tenant.phase, tenant.rung, tenant.tokens = "waiting", None, 0
                 self._put(tenant, event, None)
         elif isinstance(event, e.ProcessStarted):
-            self._tell({"type": "started", "at_ms": _ms(event.at_ns)})
+            self.observers.tell({"type": "started", "at_ms": _ms(event.at_ns)})
         elif isinstance(event, e.Switched):
             self.metrics.switched(event)
         self._route(event, None)
@@ -344,10 +311,10 @@ class Hub:
         self._put(tenant, record, seq)
         if isinstance(record, e.TokensProduced):
             told = {"type": "token", "at_ms": _ms(record.at_ns), "id": tenant.name, "rung": record.rung}
-            self._tell({**told, "tokens": tenant.tokens})
+            self.observers.tell({**told, "tokens": tenant.tokens})
         elif isinstance(record, e.TenantFinished):
-            del self._tenants[tenant.name]
-            self._gone(tenant, record.reason)
+            if self._tenants.pop(tenant.name, None) is not None:
+                self._gone(tenant, record.reason)
         elif before != (tenant.phase, tenant.rung):
             self._tell_of(tenant)
 

@@ -59,7 +59,7 @@ async def serve(
     )
     server = _Server(config)
     ending = _Ending(hub, server)
-    hub.end_server = ending.begin
+    hub.end_server = ending.gently
     with ending.at_signals():
         hub.start()
         started()
@@ -76,13 +76,18 @@ class _Ending:
         self._hub, self._server = hub, server
         self._begun_s: float | None = None
 
-    def begin(self) -> None:
-        """Gently; a second time, at once."""
+    def signalled(self) -> None:
+        """The first time gently, the second at once."""
         if self._begun_s is not None:
             self._at_once()
-        self._begun_s = time.monotonic()
-        self._hub.stop()
-        self._server.should_exit = True
+        self.gently()
+
+    def gently(self) -> None:
+        """End every answer, and then the server."""
+        if self._begun_s is None:
+            self._begun_s = time.monotonic()
+            self._hub.stop()
+            self._server.should_exit = True
 
     def left_s(self) -> float:
         """Seconds until the world must have ended."""
@@ -99,11 +104,11 @@ class _Ending:
 
     @contextlib.contextmanager
     def at_signals(self) -> Generator[None, None, None]:
-        """Begin at a signal, as long as the context lasts (in the main thread: others get no signals)."""
+        """End at a signal, as long as the context lasts (in the main thread: others get no signals)."""
         loop = asyncio.get_running_loop()
         try:
             for number in SIGNALS:
-                loop.add_signal_handler(number, self.begin)
+                loop.add_signal_handler(number, self.signalled)
         except (RuntimeError, ValueError):
             yield
             return

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -139,7 +139,8 @@ def running(
         wait_until(lambda: is_healthy(local.url))
         yield local
     finally:
-        loops[0].call_soon_threadsafe(hub.end_server)
+        with suppress(RuntimeError):  # it has ended by itself
+            loops[0].call_soon_threadsafe(hub.end_server)
         thread.join(10)
         assert not thread.is_alive(), "the server did not end"
 

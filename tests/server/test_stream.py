@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ import httpx2
 import pytest
 
 from molt.live.world import LiveWorld
+from molt.server.answering import Telling
 from molt.server.limits import Limits
-from tests.server.local import Local, chat, events, of_event, running, streamed, text_of, wait_until
+from tests.server.local import ADMIN, Local, chat, events, of_event, running, streamed, text_of, wait_until
 
 TEXT = {"model": "molt", "prompt": "To create a branch", "max_tokens": 16, "molt": {"ignore_eos": True}}
 
@@ -352,3 +354,45 @@ def test_a_world_that_fails_ends_the_answers_and_the_server(monkeypatch: pytest.
         assert (broken["error"]["code"], end) == ("engine_failed", "[DONE]")
         assert "division" not in str(broken)
         assert isinstance(local.hub.failure, ZeroDivisionError)
+
+
+def test_a_budget_that_is_set_while_the_model_loads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set before the world was there, it is the first thing that it hears."""
+    opened = LiveWorld.__init__
+
+    def slow(world: LiveWorld, *arguments: Any, **options: Any) -> None:
+        time.sleep(0.5)
+        opened(world, *arguments, **options)
+
+    monkeypatch.setattr(LiveWorld, "__init__", slow)
+    answers: list[httpx2.Response] = []
+
+    def cut(url: str) -> None:
+        def post() -> None:
+            with httpx2.Client(
+                base_url=url, headers={"authorization": f"Bearer {ADMIN}"}, trust_env=False
+            ) as client:
+                answers.append(client.post("/admin/budget", json={"budget": "20MiB"}))
+
+        threading.Thread(target=post).start()
+
+    with running(on_url=cut) as local, local.client() as client:
+        wait_until(lambda: bool(answers))
+        assert client.get("/molt/state").json()["budget_bytes"] == 20 << 20
+
+
+def test_an_answer_that_is_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever lets more records pile up than there is room for has lost the answer, and the hub has not."""
+    with running(limits=Limits(backlog=4)) as local, local.client() as client:
+        heard = Telling._heard
+
+        async def late(telling: Telling, deadline_s: float) -> Any:
+            await asyncio.sleep(0.05)
+            return await heard(telling, deadline_s)
+
+        monkeypatch.setattr(Telling, "_heard", late)
+        *_, broken, end = streamed(client, chat(max_tokens=200))
+        assert (broken["error"]["code"], end) == ("too_slow", "[DONE]")
+        wait_until(lambda: not local.engine.holds())
+        monkeypatch.undo()
+        assert text_of(streamed(client, chat(max_tokens=2))) == " w0 w1"
