@@ -1,0 +1,338 @@
+"""What came of a campaign of paired runs: who was killed how often, how long relief took, how far usage went.
+
+``python -m reports.campaign FILE.jsonl`` writes ``reports/published/real/NAME.md`` and a picture beside it, and copies
+the file there. Nothing is typed: page and picture are made of the file alone (a test makes them again and compares).
+
+Rules of this module:
+
+- A void pair counts as void and nowhere else. A pair whose changing process was killed is never void.
+- Bounds are exact, one-sided, at 95 % (``confidence.py``): with them a small campaign claims little.
+- A *miss* is a trial in which usage went further above the line than the written bound says, or that ended in a kill.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from molt.errors import InputError
+from reports import show
+from reports.confidence import lower_bound, upper_bound
+from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
+
+PUBLISHED = Path(__file__).resolve().parent / "published" / "real"
+LOOK_NS = 10_000_000
+"""How long after it was true a usage is seen at the latest, by the signal that looks every 10 ms."""
+MIB = 2**20
+
+Row = Mapping[str, Any]
+Trial = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """The lines of a file: sessions, and pairs by their numbers."""
+
+    sessions: tuple[Row, ...]
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def read(cls, file: Path) -> Campaign:
+        """``InputError`` for a file that is none. A line that is being written is passed over."""
+        try:
+            whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
+            lines = [json.loads(line) for line in whole.splitlines()]
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file}: not the file of a campaign: {error}") from None
+        sessions = tuple(line for line in lines if "session" in line)
+        pairs = {line["pair"]: line for line in lines if "pair" in line}
+        if not sessions or not pairs:
+            raise InputError(f"{file}: not the file of a campaign: no pairs")
+        return cls(sessions, tuple(pairs[number] for number in sorted(pairs)))
+
+    @cached_property
+    def valid(self) -> tuple[Row, ...]:
+        """Pairs that count."""
+        return tuple(row for row in self.rows if row.get("void") is None)
+
+    @cached_property
+    def void(self) -> tuple[Row, ...]:
+        """Pairs that do not."""
+        return tuple(row for row in self.rows if row.get("void") is not None)
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
+
+
+def kills(rows: Iterable[Row], arm: str) -> int:
+    """Trials of an arm in which the kernel killed somebody."""
+    return sum(row[arm]["kills"] > 0 for row in rows)
+
+
+def latencies_ms(rows: Iterable[Row], part: str) -> list[float]:
+    """A part of the relief in the changing arm, milliseconds, of the first release of each trial: that which was in a
+    hurry. ``signal`` only where memory was short before the process was told."""
+    firsts = (row["molt"]["reliefs"][0] for row in rows if row["molt"]["reliefs"])
+    return sorted(first[f"{part}_ns"] / NS_PER_MS for first in firsts if first[f"{part}_ns"] is not None)
+
+
+def overshoot_bytes(trial: Trial) -> int | None:
+    """How far usage went above the line (the limit less a margin), by the kernel's own peak; negative: it stayed
+    below. ``None``: the kernel did not tell."""
+    return None if trial["peak_bytes"] is None else trial["peak_bytes"] - trial["line_bytes"]
+
+
+def bound_bytes(trial: Trial) -> float | None:
+    """The written bound: ``R * (L_signal + L_boundary + L_release) - H``. R is how fast the others really were, H the
+    room below the line when the process was told, L_signal the 10 ms between two looks; boundary and release are those
+    of this trial. ``None``: nothing was released."""
+    parts = [part for part in trial["reliefs"] if part["held_bytes"] is not None]
+    if not parts:
+        return None
+    first = parts[0]
+    reaction_ns = LOOK_NS + first["boundary_ns"] + first["release_ns"]
+    room = trial["line_bytes"] - first["held_bytes"]
+    return float(trial["fastest_bytes_per_s"] * reaction_ns / NS_PER_S - room)
+
+
+def is_miss(trial: Trial) -> bool:
+    """Whether a trial of the changing arm went beyond its bound or ended in a kill."""
+    over, bound = overshoot_bytes(trial), bound_bytes(trial)
+    return trial["kills"] > 0 or (over is not None and bound is not None and over > max(0.0, bound))
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def kill_table(campaign: Campaign) -> str:
+    """Who was killed, by rate and pages, and in all."""
+    groups = [*_by_pressure(campaign.valid), ("all", campaign.valid)]
+    body = [
+        [
+            name,
+            len(rows),
+            kills(rows, "hold"),
+            kills(rows, "molt"),
+            _percent(upper_bound(kills(rows, "molt"), len(rows))),
+            _mib_per_s(max((row["molt"]["fastest_bytes_per_s"] for row in rows), default=0)),
+        ]
+        for name, rows in groups
+    ]
+    headers = ["others take", "pairs", "hold killed", "molt killed", "molt: at most (95 %)", "fastest seen"]
+    return _table(headers, body)
+
+
+def control_table(campaign: Campaign) -> str:
+    """The same process told by signals that come late."""
+    trials: dict[str, list[Trial]] = {}
+    for row in campaign.rows:
+        if "control" in row and "kills" in row["control"]:
+            trials.setdefault(row["control"]["signal"], []).append(row["control"])
+    body = [
+        [
+            signal,
+            len(found),
+            dead := sum(t["kills"] > 0 for t in found),
+            _percent(lower_bound(dead, len(found))),
+        ]
+        for signal, found in sorted(trials.items())
+    ]
+    return _table(["signal", "trials", "killed", "at least (95 %)"], body)
+
+
+def relief_table(campaign: Campaign) -> str:
+    """How long relief took, part by part."""
+    body = []
+    for part in ("signal", "boundary", "release"):
+        found = latencies_ms(campaign.valid, part)
+        body.append([part, len(found), *(show.span(nearest_rank(found, p)) for p in (50, 90, 99))])
+    return _table(["part", "n", "p50", "p90", "p99"], body)
+
+
+def page(campaign: Campaign, name: str, command: str) -> str:
+    """The page of a campaign, as Markdown."""
+    first = campaign.sessions[0]
+    valid = campaign.valid
+    dead, count = kills(valid, "molt"), len(valid)
+    trials = [row["molt"] for row in valid]
+    points = [trial for trial in trials if bound_bytes(trial) is not None]
+    misses = sum(map(is_miss, points))
+    reasons = {reason: sum(row["void"] == reason for row in campaign.void) for reason in _reasons(campaign)}
+    machine = ", ".join(f"{key} {value}" for key, value in sorted(first["machine"].items()))
+    return "\n".join(
+        [
+            f"# Paired runs under real pressure: {first['ladder']}",
+            "",
+            f"Made by `{command}`; the figures are in [{name}.jsonl]({name}.jsonl), a pair a line.",
+            "",
+            f"Of {len(campaign.rows)} pairs {len(campaign.void)} were void. In the other {count} the process that "
+            f"holds its model was killed {kills(valid, 'hold')} times by the kernel, the one that changes it {dead} times: "
+            f"with 95 % confidence it is killed in at most {_percent(upper_bound(dead, count))} of such cases.",
+            "",
+            kill_table(campaign),
+            "",
+            *(
+                ["Void: " + "; ".join(f"{reason} ({n})" for reason, n in reasons.items()) + ".", ""]
+                if reasons
+                else []
+            ),
+            "## Controls: the same process, told by a signal that comes late",
+            "",
+            control_table(campaign),
+            "",
+            "## How long relief took",
+            "",
+            "The first release of every trial. *Signal* counts from when memory was short, and has no entry where the "
+            "process was told before.",
+            "",
+            relief_table(campaign),
+            "",
+            "## How far usage went",
+            "",
+            f"![Overshoot against its bound]({name}.svg)",
+            "",
+            "Each point is a trial of the changing process that had to release weights: to the right what the written "
+            "bound allows, `R * (L_signal + L_boundary + L_release) - H`, upwards how far the kernel's peak was above "
+            f"the line. {len(points)} points, {misses} misses (above both the line and their bound, or killed).",
+            "",
+            "## Where from",
+            "",
+            f"- commit {', '.join(sorted({str(s['commit']) for s in campaign.sessions}))}",
+            f"- machine: {machine}",
+            f"- signal {first['signal']}; others leave {show.size(first['left_bytes'])}",
+            f"- {len(campaign.sessions)} sessions, the first on {first['session']}",
+            "",
+        ]
+    )
+
+
+# --- the picture --------------------------------------------------------------------------------------------
+
+WIDTH, HEIGHT, EDGE = 640, 400, 60
+COLOURS = ("#3b6fb6", "#3a9d6e", "#c08a2e", "#8b5fbf")
+MISS = "#c62828"
+
+
+def picture(campaign: Campaign) -> str:
+    """Overshoot against its bound as SVG, a point a trial; the diagonal is the bound."""
+    rates = sorted({_rate_key(row) for row in campaign.valid})
+    points = [
+        (bound_bytes(row["molt"]), overshoot_bytes(row["molt"]), _rate_key(row), is_miss(row["molt"]))
+        for row in campaign.valid
+    ]
+    placed = [
+        (b / MIB, o / MIB, rate, miss) for b, o, rate, miss in points if b is not None and o is not None
+    ]
+    low = min([-10.0, *(min(b, o) for b, o, _, _ in placed)])
+    high = max([10.0, *(max(b, o) for b, o, _, _ in placed)])
+
+    def x(value: float) -> float:
+        return EDGE + (WIDTH - 2 * EDGE) * (value - low) / (high - low)
+
+    def y(value: float) -> float:
+        return HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (value - low) / (high - low)
+
+    colour = dict(zip(rates, COLOURS, strict=False))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        "<title>Overshoot against its bound</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        f'<line x1="{x(low):.1f}" y1="{y(low):.1f}" x2="{x(high):.1f}" y2="{y(high):.1f}" stroke="#444"/>',
+        f'<line x1="{x(low):.1f}" y1="{y(0):.1f}" x2="{x(high):.1f}" y2="{y(0):.1f}" stroke="#bbb"/>',
+        *(
+            f'<circle cx="{x(b):.1f}" cy="{y(o):.1f}" r="3.5" fill="{MISS if miss else colour[rate]}" '
+            f'fill-opacity="0.7"><title>{_spoken_rate(rate)}: {o:.1f} MiB, bound {b:.1f} MiB</title></circle>'
+            for b, o, rate, miss in placed
+        ),
+        *(
+            f'<text x="{EDGE}" y="{20 + 15 * i}" fill="{colour[rate]}">{_spoken_rate(rate)}</text>'
+            for i, rate in enumerate(rates)
+        ),
+        f'<text x="{EDGE}" y="{20 + 15 * len(rates)}" fill="{MISS}">miss</text>',
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 20}" text-anchor="middle">bound, MiB ({low:.0f} to {high:.0f})</text>',
+        f'<text x="18" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 18 {HEIGHT / 2})">'
+        f"above the line, MiB ({low:.0f} to {high:.0f})</text>",
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+# --- details ------------------------------------------------------------------------------------------------
+
+
+def _by_pressure(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
+    for rate in sorted({_rate_key(row) for row in rows}):
+        for huge in (False, True):
+            found = [row for row in rows if _rate_key(row) == rate and row["huge"] == huge]
+            if found:
+                yield f"{_spoken_rate(rate)}, {'huge' if huge else 'small'} pages", found
+
+
+def _rate_key(row: Row) -> float:
+    return float("inf") if row["rate_bytes_per_s"] is None else row["rate_bytes_per_s"]
+
+
+def _spoken_rate(rate: float) -> str:
+    return "flat out" if rate == float("inf") else f"{rate / MIB:.0f} MiB/s"
+
+
+def _mib_per_s(rate: int) -> str:
+    return f"{rate / MIB:.0f} MiB/s"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _reasons(campaign: Campaign) -> list[str]:
+    return list(dict.fromkeys(row["void"] for row in campaign.void))
+
+
+def _table(headers: list[str], body: list[list[Any]]) -> str:
+    align = ["left", *("right" for _ in headers[1:])]
+    return tabulate(body, headers, tablefmt="github", colalign=align if body else None, disable_numparse=True)
+
+
+def publish(file: Path, folder: Path = PUBLISHED) -> None:
+    """Copy a campaign's file and write its page and picture beside it."""
+    campaign = Campaign.read(file)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = file.stem
+    if file.resolve() != (folder / file.name).resolve():
+        shutil.copyfile(file, folder / file.name)
+    for ending, text in pages(campaign, name).items():
+        (folder / f"{name}{ending}").write_text(text, encoding="utf-8", newline="\n")
+
+
+def pages(campaign: Campaign, name: str) -> dict[str, str]:
+    """What is published of a campaign, by the ending of its file."""
+    command = f"molt real campaign --pairs {1 + max(row['pair'] for row in campaign.rows)} --out {name}.jsonl"
+    return {".md": page(campaign, name, command), ".svg": picture(campaign)}
+
+
+def main(arguments: list[str]) -> int:
+    """Publish the files given."""
+    if not arguments:
+        print("usage: python -m reports.campaign FILE.jsonl ...", file=sys.stderr)
+        return 2
+    try:
+        for file in arguments:
+            publish(Path(file))
+            print(f"{file}: published", file=sys.stderr)
+    except InputError as error:
+        print(f"molt: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
