@@ -298,3 +298,17 @@ def fuzz(context: typer.Context) -> None:
     from sim.fuzz import command
 
     _single(command)(context.args, prog_name="molt fuzz")
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def prove(context: typer.Context) -> None:
+    """Try again everything that is claimed of the core and the simulator; needs a checkout, where its tests are."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "tests" / "prove.py").is_file():
+        raise InputError(
+            "prove: needs a checkout of the project: what it runs are tests, and no wheel has them"
+        )
+    sys.path.insert(0, str(root))
+    from tests.prove import command
+
+    _single(command)(context.args, prog_name="molt prove")
