@@ -9,8 +9,11 @@ outcome    a fact that answers a decision: as above, ``decision`` is that decisi
 decision   ``type`` names the class in ``molt.core.decisions``; ``cause`` is the ``seq`` of the event
 refusal    a wish of the policy that broke a rule: ``rule``, ``reason``, ``cause``
 memory     what the world holds: ``budget_bytes``, ``usage_bytes``, ``parts`` (``weights`` and ``scratch`` by
-           rung, ``kv`` by tenant, ``transient`` by purpose), ``round`` true when sampled after enforcement
+           rung, ``kv`` by tenant, ``transient`` by purpose), ``round`` true when sampled after enforcement;
+           ``measured`` readings beside the books, where some are taken
 violation  an invariant that did not hold: ``invariant``, ``detail``
+engine     of an engine in a process of its own: ``what`` is ``started`` (``pid``, ``took_ns``) or ``ended`` (``reason``
+           and ``status``, negative for the signal)
 end        the last record of a complete log: ``reason``
 =========  ==========================================================================================
 """
