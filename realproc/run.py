@@ -22,6 +22,7 @@ from molt.core.bound import CHUNK_NS_MAX
 from molt.core.ladder import Ladder
 from molt.core.turns import step_ns_max
 from molt.core.view import Policy
+from molt.engine.protocol import EngineDied
 from molt.errors import InputError
 from molt.job import Job
 from molt.live.remote import ChildSpec
@@ -44,6 +45,7 @@ MAPPED = "hold_mapped"
 """Hold, with weights that are pages of a file."""
 RATE_BYTES_PER_S = 50 * MIB
 MARGIN_BYTES, MARGIN_SHARE = 4 * MIB, 100
+MAPPED_HINT = " (weights that are to be mapped need their images: molt ladders fetch makes them)"
 SIGNAL = "poll-10ms"
 ALLOCATE_NS = 60 * 10**9
 READ_BYTES_MAX = 2**30
@@ -132,11 +134,17 @@ def child_of(run: Job, contender: Contender, setting: Setting, home: Place) -> C
 
 
 def bring_up(engine: SlowedEngine, run: Job, home: Place) -> None:
-    """Start the engine and warm it up; to be called by the thread that the world will have."""
-    engine.start()
-    assert engine.pid is not None, "it was started"
-    home.engine_is(engine.pid)
-    warm_up(engine, run.spec.ladder)
+    """Start the engine and warm it up; to be called by the thread that the world will have.
+
+    ``InputError`` if it does not live through that.
+    """
+    try:
+        engine.start()
+        assert engine.pid is not None, "it was started"
+        home.engine_is(engine.pid)
+        warm_up(engine, run.spec.ladder)
+    except EngineDied as death:
+        raise InputError(f"the engine process does not come up: {death.reason}{MAPPED_HINT}") from None
 
 
 def set_stage(run: Job, setting: Setting, home: Place, engine: SlowedEngine, stack: ExitStack) -> Stage:

@@ -174,7 +174,7 @@ def page(campaign: Campaign, name: str, command: str) -> str:
             f"Made by `{command}`; the figures are in [{name}.jsonl]({name}.jsonl), a pair a line.",
             "",
             f"Of {len(campaign.rows)} pairs {len(campaign.void)} were void. In the other {count} the process that "
-            f"holds its model was killed {kills(valid, 'hold')} times by the kernel, the one that changes it {dead} times: "
+            f"holds its model was killed {kills(valid, 'hold')} times, the one that changes it {dead} times: "
             f"with 95 % confidence it is killed in at most {_percent(upper_bound(dead, count))} of such cases.",
             "",
             kill_table(campaign),

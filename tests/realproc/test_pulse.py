@@ -1,0 +1,38 @@
+"""The longest step of late is what to reckon with, and never more than a step may take."""
+
+from __future__ import annotations
+
+from molt.core import events as e
+from realproc import pulse as p
+
+MS = 10**6
+TOKEN = e.TokensProduced(at_ns=0, tenant="chat", rung="tier0", count=1)
+
+
+def test_the_longest_of_the_last_steps(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    now_ns = 0
+    monkeypatch.setattr(p.time, "monotonic_ns", lambda: now_ns)
+    pulse = p.Pulse(100 * MS)
+    assert pulse.boundary_ns() == 100 * MS, "before anything is known, the worst"
+    for took_ms in (30, *[5] * (p.REMEMBERED - 1)):
+        now_ns += took_ms * MS
+        pulse.hear(TOKEN)
+    assert pulse.boundary_ns() == 30 * MS
+    now_ns += 5 * MS
+    pulse.hear(TOKEN)
+    assert pulse.boundary_ns() == 5 * MS, "what is long ago does not count"
+    now_ns += 5000 * MS
+    pulse.hear(TOKEN)
+    assert pulse.boundary_ns() == 100 * MS, "nobody waited for an idle world"
+
+
+def test_what_is_no_step_takes_no_time(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    now_ns = 0
+    monkeypatch.setattr(p.time, "monotonic_ns", lambda: now_ns)
+    pulse = p.Pulse(100 * MS)
+    for _ in range(p.REMEMBERED):
+        now_ns += 50 * MS
+        pulse.hear(e.BudgetChanged(at_ns=0, budget_bytes=1))
+        now_ns += 2 * MS
+        pulse.hear(TOKEN)
+    assert pulse.boundary_ns() == 2 * MS
