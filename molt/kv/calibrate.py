@@ -23,6 +23,7 @@ WINDOWS_PER_DOCUMENT_MAX = 4
 """A long document gives a few windows only: rows of one document resemble each other."""
 
 HELDOUT_EVERY = 10
+NO_WINDOW = "the documents are too short: not one window of text to calibrate on"
 
 Document = tuple[str, str]
 
@@ -63,11 +64,15 @@ def folder_corpus(folder: Path) -> Corpus:
 
 
 def windows(
-    documents: Iterable[Document], tokenizer: Tokenizer, length: int = WINDOW_TOKENS
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    length: int = WINDOW_TOKENS,
+    most: int = WINDOWS_PER_DOCUMENT_MAX,
 ) -> Iterator[list[int]]:
-    """The first few windows of ``length`` tokens of each document; a remainder counts if it is not tiny."""
+    """The first windows of ``length`` tokens of each document, ``most`` of each; a remainder counts if it is
+    not tiny."""
     for _, text in documents:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids[: WINDOWS_PER_DOCUMENT_MAX * length]
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[: most * length]
         for start in range(0, len(ids), length):
             if len(ids) - start >= WINDOW_TOKENS_MIN:
                 yield ids[start : start + length]
@@ -119,7 +124,7 @@ def collect(
         if checkpoint is not None:
             checkpoint.keep(statistics, read)
     if statistics is None:
-        raise InputError("the documents are too short: not one window of text to calibrate on")
+        raise InputError(NO_WINDOW)
     if checkpoint is not None:
         checkpoint.keep(statistics, read, at_once=True)
     return statistics

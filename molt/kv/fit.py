@@ -1,8 +1,8 @@
 """Fit the maps of a ladder: every directed pair of different weights, from one pass over the documents.
 
 All models read the same windows of text; the sums over their contents hold what every pair needs, up and down.
-Held-out documents are summed alike, so a residual costs no second pass. A killed fit goes on from its
-checkpoint. Same documents, same options: same files.
+The finished maps are then applied to held-out documents, as a switch applies them. A killed fit goes on from
+its checkpoint. Same documents, same options: same files.
 
     python -m molt.kv.fit LADDER [--documents FOLDER] [--out FOLDER]
 """
@@ -25,19 +25,28 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tabulate import tabulate
 from tokenizers import Tokenizer
+from torch import Tensor
 
 import molt.kv  # noqa: F401  (before torch)
 from molt.errors import InputError
 from molt.kv import map_file
 from molt.kv.brisk import brisk
-from molt.kv.calibrate import Corpus, Document, collect, folder_corpus, windows
+from molt.kv.calibrate import (
+    WINDOW_TOKENS,
+    WINDOWS_PER_DOCUMENT_MAX,
+    Corpus,
+    collect,
+    folder_corpus,
+    windows,
+)
 from molt.kv.checkpoint import Checkpoint
 from molt.kv.corpus import default_corpus
-from molt.kv.features import columns_per_layer, nearest_layers
+from molt.kv.features import nearest_layers
+from molt.kv.holdout import Holdout, hold_out
 from molt.kv.map_file import MapCard
-from molt.kv.project import KVMap, LayerMap, Standard, plain, whole_numbers
+from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.kv.resident import Resident, as_resident
-from molt.kv.ridge import solve, unexplained
+from molt.kv.ridge import solve, solve_reduced
 from molt.kv.sums import BlockSums, Regression, products
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
 from molt.models.loader import load
@@ -48,6 +57,9 @@ HELDOUT_ROWS = 12_000
 RIDGE = 1e-5
 """Penalty relative to the mean variance of the features."""
 
+FIRST_RIDGE = 1e-6
+"""The same for the first mapped layer, which is linear in its own input: there is nothing to hold back."""
+
 SPREAD_MIN = 1e-6
 
 
@@ -55,10 +67,11 @@ SPREAD_MIN = 1e-6
 class Options:
     """How to fit.
 
-    At most ``rows`` rows are read to fit on; each destination layer sees ``sources`` source layers (``None``:
-    all); the destination runs its first ``native_layers`` layers itself; ``ridge`` is the relative penalty.
-    ``whole``: maps in whole numbers, of which only the first layer sees the destination's input. ``bf16``:
-    rungs read the documents with matrices in bfloat16.
+    At most ``rows`` rows are read to fit on, the first ``windows`` windows of ``window`` tokens of a document;
+    each destination layer sees ``sources`` source layers (``None``: all); the destination runs its first
+    ``native_layers`` layers itself; ``ridge`` is the relative penalty. With a ``rank`` the maps are shared ones:
+    all layers see that many numbers made of all source layers and the input. ``bf16``: rungs read the documents
+    with matrices in bfloat16.
     """
 
     rows: int = ROWS
@@ -66,7 +79,9 @@ class Options:
     sources: int | None = None
     native_layers: int = 0
     ridge: float = RIDGE
-    whole: bool = False
+    rank: int | None = None
+    window: int = WINDOW_TOKENS
+    windows: int = WINDOWS_PER_DOCUMENT_MAX
     bf16: bool = False
 
 
@@ -109,22 +124,24 @@ def fit_ladder(
         for name, model, first in zip(names, models, firsts, strict=True)
     ]
     tokenizer_sha256 = file_sha256(spec.tokenizer)
-    plans = [(source, dest, _plan(source, dest, options)) for source, dest in permutations(sides, 2)]
-    pairs = products(layer.regression for _, _, plan in plans for layer in plan)
-
-    def summed(phase: str, documents: Sequence[Document], rows: int) -> tuple[BlockSums, Checkpoint]:
-        key = _key(documents, sides, tokenizer_sha256, options)
-        checkpoint = Checkpoint(out / f".{phase.replace(' ', '-')}.sums", key)
-        texts = windows(documents, tokenizer)
-        told = partial(progress, phase)
-        return collect(models, options.native_layers, texts, rows, pairs, checkpoint, told), checkpoint
-
-    fit, fit_checkpoint = summed("fit", corpus.fit, options.rows)
-    heldout, heldout_checkpoint = summed("held out", corpus.heldout, options.heldout_rows)
-    sums = _Sums(fit, heldout, tokenizer_sha256, corpus.sources)
-    fitted = tuple(_fit_pair(source, dest, plan, sums, options, out) for source, dest, plan in plans)
-    for checkpoint in (fit_checkpoint, heldout_checkpoint):
-        checkpoint.drop()
+    plans = [_Plan(source, dest, options) for source, dest in permutations(sides, 2)]
+    pairs = products(regression for plan in plans for regression in plan.regressions)
+    checkpoint = Checkpoint(out / ".fit.sums", _key(corpus, sides, tokenizer_sha256, options))
+    fit_texts, heldout_texts = (
+        windows(part, tokenizer, options.window, options.windows) for part in (corpus.fit, corpus.heldout)
+    )
+    sums = collect(
+        models, options.native_layers, fit_texts, options.rows, pairs, checkpoint, partial(progress, "fit")
+    )
+    held = [
+        Holdout(_fit_pair(plan, sums), plan.source.first, plan.dest.first, plan.dest.inputs) for plan in plans
+    ]
+    hold_out(models, held, heldout_texts, options.heldout_rows, partial(progress, "held out"))
+    fitted = tuple(
+        _write(plan, one, sums.rows, tokenizer_sha256, corpus.sources, out)
+        for plan, one in zip(plans, held, strict=True)
+    )
+    checkpoint.drop()
     return fitted
 
 
@@ -137,13 +154,11 @@ def resident(spec: LadderSpec, rung: RungSpec, *, bf16: bool = False) -> Residen
     return as_resident(decoder, spec, rung.name)
 
 
-def _key(
-    documents: Sequence[Document], sides: Sequence[_Side], tokenizer_sha256: str, options: Options
-) -> str:
+def _key(corpus: Corpus, sides: Sequence[_Side], tokenizer_sha256: str, options: Options) -> str:
     """What must be the same for the sums of an unfinished fit to be taken up."""
     facts = [asdict(options), [side.sha256 for side in sides], tokenizer_sha256]
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for name, text in documents:
+    for name, text in corpus.fit:
         digest.update(f"{name}\0{text}\0".encode())
     return digest.hexdigest()
 
@@ -164,108 +179,112 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerPlan:
-    """What one destination layer is fitted from."""
+class _Plan:
+    """What the layers of one map are fitted from."""
 
-    sources: tuple[int, ...]
-    regression: Regression
-    whole: bool
+    source: _Side
+    dest: _Side
+    options: Options
+
+    @property
+    def sources(self) -> tuple[tuple[int, ...], ...]:
+        """Source layers of every mapped layer. The first needs none: it is linear in its own input."""
+        source, dest = self.source.model.layout.layers, self.dest.model.layout.layers
+        seen = self.options.sources
+        count = source if seen is None or self.options.rank is not None else seen
+        later = range(self.options.native_layers + 1, dest)
+        return ((), *(nearest_layers(number, dest, source, count) for number in later))
+
+    @property
+    def regressions(self) -> tuple[Regression, ...]:
+        """Blocks that every mapped layer is fitted from: its source layers, and the input."""
+        first = self.dest.first + self.options.native_layers
+        return tuple(
+            Regression((*(self.source.first + layer for layer in sources), self.dest.inputs), first + number)
+            for number, sources in enumerate(self.sources)
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """What all pairs are fitted from."""
+def _fit_pair(plan: _Plan, sums: BlockSums) -> KVMap:
+    """The map of one directed pair."""
+    options, dest = plan.options, plan.dest.model
+    first, *later = plan.regressions
+    layers = [_fit_layer((), first, sums, FIRST_RIDGE)]
+    code = None
+    if options.rank is None:
+        layers += [
+            _fit_layer(sources, regression, sums, options.ridge)
+            for sources, regression in zip(plan.sources[1:], later, strict=True)
+        ]
+    elif later:
+        code, shared = _fit_shared(later, plan.sources[-1], sums, options)
+        layers += shared
+    return KVMap(
+        plan.source.model.layout, dest.layout, dest.hidden, options.native_layers, tuple(layers), code
+    )
 
-    fit: BlockSums
-    heldout: BlockSums
-    tokenizer_sha256: str
-    calibration: tuple[str, ...]
+
+def _fit_layer(sources: tuple[int, ...], regression: Regression, sums: BlockSums, ridge: float) -> LayerMap:
+    features, target = regression.features, (regression.target,)
+    weight = solve(sums.covariance(features, features), sums.covariance(features, target), ridge)
+    bias = sums.mean(target) - sums.mean(features) @ weight
+    return LayerMap(sources, weight.half().float(), bias.float())
 
 
-def _plan(source: _Side, dest: _Side, options: Options) -> tuple[_LayerPlan, ...]:
+def _fit_shared(
+    regressions: Sequence[Regression], sources: tuple[int, ...], sums: BlockSums, options: Options
+) -> tuple[Code, list[LayerMap]]:
+    """A code and what all layers make of it, fitted together; K and V of every layer are equally important."""
+    assert options.rank is not None
+    features, targets = regressions[0].features, tuple(one.target for one in regressions)
+    spread = torch.cat([sums.variance(block) for block in features]).sqrt_().clamp_min_(SPREAD_MIN)
+    xx, xy = sums.covariance(features, features), sums.covariance(features, targets)
+    xx.div_(spread).div_(spread[:, None])
+    xy.div_(spread[:, None])
+    importance = torch.cat([_importance(sums.variance(block)) for block in targets])
+    encoder, decoder = solve_reduced(xx, xy, importance, options.rank, options.ridge)
+    code = Code(sums.mean(features).float(), spread.float(), *whole_numbers(encoder))
+    bias = sums.mean(targets).float()
     layers = []
-    for number in range(options.native_layers, dest.model.layout.layers):
-        sources = _sources(source.model, dest.model, number, options)
-        whole = options.whole and bool(sources)
-        features = tuple(source.first + layer for layer in sources) + (() if whole else (dest.inputs,))
-        layers.append(_LayerPlan(sources, Regression(features, dest.first + number), whole))
-    return tuple(layers)
+    for part, offset in zip(decoder.chunk(len(targets), dim=1), bias.chunk(len(targets)), strict=True):
+        weight, scale = whole_numbers(part)
+        layers.append(LayerMap(sources, weight, offset.clone(), scale))
+    return code, layers
 
 
-def _fit_pair(
-    source: _Side, dest: _Side, plan: Sequence[_LayerPlan], sums: _Sums, options: Options, out: Path
+def _importance(variance: Tensor) -> Tensor:
+    """So that K and V of a layer, halves of its columns, both have a variance of 1 in all."""
+    halves = variance.chunk(2)
+    return torch.cat(
+        [torch.full_like(half, float(half.sum().clamp_min(SPREAD_MIN**2).rsqrt())) for half in halves]
+    )
+
+
+def _write(
+    plan: _Plan, held: Holdout, rows: int, tokenizer_sha256: str, calibration: tuple[str, ...], out: Path
 ) -> Fitted:
-    standard = _standard(source, sums.fit) if options.whole else None
-    fitted = [_fit_layer(source, layer, standard, sums, options.ridge) for layer in plan]
-    layers = tuple(layer for layer, _, _ in fitted)
+    kv_map, (residual_k, residual_v) = held.kv_map, held.unexplained()
+    features = [len(layer.weight) for layer in kv_map.layers]
     card = MapCard(
-        source=source.name,
-        dest=dest.name,
-        source_sha256=source.sha256,
-        dest_sha256=dest.sha256,
-        tokenizer_sha256=sums.tokenizer_sha256,
-        hidden=dest.model.hidden,
-        native_layers=options.native_layers,
-        sources=tuple(layer.sources for layer in layers),
-        ridge=options.ridge,
-        rows=sums.fit.rows,
-        features_per_row=max(len(layer.weight) for layer in layers) / sums.fit.rows,
-        residual_k=tuple(k for _, k, _ in fitted),
-        residual_v=tuple(v for _, _, v in fitted),
-        heldout_rows=sums.heldout.rows,
-        calibration=sums.calibration,
+        source=plan.source.name,
+        dest=plan.dest.name,
+        source_sha256=plan.source.sha256,
+        dest_sha256=plan.dest.sha256,
+        tokenizer_sha256=tokenizer_sha256,
+        hidden=kv_map.hidden,
+        native_layers=kv_map.native_layers,
+        sources=plan.sources,
+        ridge=plan.options.ridge,
+        rows=rows,
+        features_per_row=max(features if kv_map.code is None else (len(kv_map.code.weight),)) / rows,
+        residual_k=residual_k,
+        residual_v=residual_v,
+        heldout_rows=held.rows,
+        calibration=calibration,
     )
-    path = out / map_file.file_name(source.name, dest.name)
-    kv_map = KVMap(
-        source.model.layout, dest.model.layout, dest.model.hidden, options.native_layers, layers, standard
-    )
+    path = out / map_file.file_name(card.source, card.dest)
     map_file.save(path, kv_map, card)
     return Fitted(path, map_file.read_card(path))
-
-
-def _standard(source: _Side, fit: BlockSums) -> Standard:
-    """Mean and deviation of every source column; of layers that no map reads, 0 and 1."""
-    width = columns_per_layer(source.model.layout)
-    centre = torch.zeros(source.model.layout.layers, width, dtype=torch.float64)
-    spread = torch.ones_like(centre)
-    for layer in range(source.model.layout.layers):
-        block = source.first + layer
-        if (block, block) in fit.pairs:
-            sums = fit.dense((block,))
-            mean = sums.total / sums.rows
-            centre[layer] = sums.origin + mean
-            variance = sums.gram.diagonal() / sums.rows - mean**2
-            spread[layer] = variance.clamp_min(SPREAD_MIN**2).sqrt()
-    return Standard(centre.flatten().float(), spread.flatten().float())
-
-
-def _fit_layer(
-    source: _Side, plan: _LayerPlan, standard: Standard | None, sums: _Sums, ridge: float
-) -> tuple[LayerMap, float, float]:
-    """The map of one destination layer, and what it leaves unexplained of K and of V."""
-    blocks = (*plan.regression.features, plan.regression.target)
-    fit, heldout = sums.fit.dense(blocks), sums.heldout.dense(blocks)
-    outputs = len(sums.fit.origins[plan.regression.target])
-    features, targets = torch.arange(len(fit.origin)).split((len(fit.origin) - outputs, outputs))
-    weight, bias = solve(fit, features, targets, ridge)
-    if plan.whole and standard is not None:
-        layer = whole_numbers(plan.sources, weight, bias, standard, source.model.layout)
-    else:
-        layer = LayerMap(plan.sources, weight.half().float(), bias.float())
-    weight, bias = plain(layer, standard, source.model.layout)  # what is stored is what is judged
-    keys, values = (
-        unexplained(heldout, features, targets[half], weight[:, half], bias[half])
-        for half in (slice(0, outputs // 2), slice(outputs // 2, None))
-    )
-    return layer, keys, values
-
-
-def _sources(source: Resident, dest: Resident, number: int, options: Options) -> tuple[int, ...]:
-    """Source layers for a destination layer. The first mapped one needs none: it is linear in its own input."""
-    if number == options.native_layers:
-        return ()
-    count = source.layout.layers if options.sources is None else options.sources
-    return nearest_layers(number, dest.layout.layers, source.layout.layers, count)
 
 
 # ------------------------------------------------------------------------------------------------------ command
@@ -301,9 +320,16 @@ def command(
     ] = None,
     native_layers: Annotated[int, typer.Option(min=0, help="Layers that the destination runs itself.")] = 0,
     ridge: Annotated[float, typer.Option(min=0.0, help="Penalty, relative to the mean variance.")] = RIDGE,
-    whole: Annotated[
-        bool, typer.Option(help="Maps in whole numbers: half of the file and of the memory.")
-    ] = False,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Shared maps: this many numbers of a token, made of all layers, for all layers."
+        ),
+    ] = None,
+    window: Annotated[int, typer.Option(min=32, help="Tokens of a window of text.")] = WINDOW_TOKENS,
+    windows_each: Annotated[
+        int, typer.Option("--windows", min=1, help="Most windows of one document.")
+    ] = WINDOWS_PER_DOCUMENT_MAX,
     bf16: Annotated[bool, typer.Option(help="Read the documents with matrices in bfloat16.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the maps' cards as JSON.")] = False,
 ) -> None:
@@ -311,8 +337,17 @@ def command(
     if documents is not None and not documents.is_dir():
         raise InputError(f"{documents}: no such folder")
     corpus = None if documents is None else folder_corpus(documents)
+    if rank is not None and sources is not None:
+        raise InputError("--sources: a shared map (--rank) sees all source layers")
     options = Options(
-        rows=rows, sources=sources, native_layers=native_layers, ridge=ridge, whole=whole, bf16=bf16
+        rows=rows,
+        sources=sources,
+        native_layers=native_layers,
+        ridge=ridge,
+        rank=rank,
+        window=window,
+        windows=windows_each,
+        bf16=bf16,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as bars:

@@ -1,8 +1,8 @@
 """A learned map on disk: one safetensors file per directed pair, bound to models and tokenizer by hash.
 
 A map in float32 is stored in half precision; on pico the mean KL of a switch is the same to three digits
-either way. One in whole numbers is stored as int8 with its scales. All metadata is one JSON string under one
-key, because safetensors writes several keys in no fixed order and the same fit must give the same file.
+either way. Whole numbers of a shared map are stored as int8. All metadata is one JSON string under one key,
+because safetensors writes several keys in no fixed order and the same fit must give the same file.
 ``digest`` covers the tensors and the card, so a file that was altered or mixed up is refused.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from molt.core.ladder import KVLayout
 from molt.errors import InputError
-from molt.kv.project import KVMap, LayerMap, Standard
+from molt.kv.project import Code, KVMap, LayerMap
 from molt.models.ladder_file import LadderSpec
 from molt.models.predict import map_bytes
 from molt.models.weights_file import file_sha256, read_header, weights_sha256
@@ -104,8 +104,13 @@ def save(path: Path, kv_map: KVMap, card: MapCard) -> None:
         tensors[f"{number}.bias"] = layer.bias.contiguous()
         if layer.scale is not None:
             tensors[f"{number}.scale"] = layer.scale.contiguous()
-    if kv_map.standard is not None:
-        tensors |= {"centre": kv_map.standard.centre, "spread": kv_map.standard.spread}
+    if (code := kv_map.code) is not None:
+        tensors |= {
+            "code.centre": code.centre,
+            "code.spread": code.spread,
+            "code.weight": code.weight.to(torch.int8).contiguous(),
+            "code.scale": code.scale,
+        }
     card = replace(card, digest=_digest(tensors, card))
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(
@@ -139,9 +144,8 @@ def load(path: Path, made_for: Binding) -> KVMap:
             _layer(sources, number, tensors)
             for number, sources in enumerate(card.sources, start=card.native_layers)
         )
-        standard = Standard(tensors["centre"], tensors["spread"]) if "centre" in tensors else None
         kv_map = KVMap(
-            made_for.source, made_for.dest, made_for.dest_hidden, card.native_layers, layers, standard
+            made_for.source, made_for.dest, made_for.dest_hidden, card.native_layers, layers, _code(tensors)
         )
         kv_map.check()
     except (KeyError, ValueError) as error:
@@ -154,6 +158,15 @@ def _layer(sources: tuple[int, ...], number: int, tensors: dict[str, Tensor]) ->
     if weight.dtype == torch.int8:
         return LayerMap(sources, weight.bfloat16(), bias, tensors[f"{number}.scale"])
     return LayerMap(sources, weight.float(), bias)
+
+
+def _code(tensors: dict[str, Tensor]) -> Code | None:
+    if "code.weight" not in tensors:
+        return None
+    centre, spread, weight, scale = (
+        tensors[f"code.{name}"] for name in ("centre", "spread", "weight", "scale")
+    )
+    return Code(centre, spread, weight.bfloat16(), scale)
 
 
 def _open(path: Path) -> tuple[MapCard, dict[str, Tensor]]:

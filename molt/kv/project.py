@@ -6,11 +6,13 @@ that the first mapped layer of the destination reads, which the destination comp
 table look-up and already makes the first layer exact; every layer more costs its share of a re-read. This
 module puts the map between the two rotations.
 
-A map comes in one of two forms. In *float32* it takes the features as they are. In *whole numbers* it takes
-standardised ones, rounded to bfloat16, and its weights are whole numbers up to 127 times a scale per output:
-half the memory, and several times faster on a processor with bfloat16 matrix units. Products
-of such features and weights are exact, so what is rounded is the features (by at most 1 part in 256 of their
-distance from the mean) and the sum.
+A map comes in one of two forms. In *float32* every layer takes the features of its own source layers as they
+are. In a *shared* map all layers but the first mapped one take the same ``rank`` numbers of a token, its code,
+which is affine in K and V of all source layers and in the input: as many operations as for a few source layers
+each, and more seen. Both steps have weights that are whole numbers up to 127 times a scale per output, on operands in
+bfloat16: half the memory, and several times faster on a processor with bfloat16 matrix units. Products of
+such operands and weights are exact, so what is rounded is the operands (by at most 1 part in 256 of a feature's
+distance from its mean, and of the code) and the sums.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ SCALE_MIN = 1e-30  # of an output that no feature moves
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerMap:
-    """K and V of one destination layer from K and V of ``sources``, rising, and from the input.
+    """K and V of one destination layer, from K and V of ``sources``, rising, and from the input.
 
-    In whole numbers, there is a ``scale`` and no input: p = len(sources) * 2 * H * D; in float32 p is greater
-    by hidden'.
+    With a ``scale`` it is part of a shared map and takes the code instead: p = rank, and ``sources`` are all
+    layers. Without one p = len(sources) * 2 * H * D + hidden'.
     """
 
     sources: tuple[int, ...]
@@ -49,20 +51,31 @@ class LayerMap:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standard:
-    """Where each feature is measured from and in what unit: its mean and its deviation over the fit."""
+class Code:
+    """The numbers of a token that a shared map gives to its layers.
 
-    centre: Tensor  # (L * 2 * H * D,) float32
-    spread: Tensor  # (L * 2 * H * D,) float32, positive
+    They are made of p = L * 2 * H * D + hidden' features, standardised: the source's layers, then the input.
+    """
+
+    centre: Tensor  # (p,) float32
+    spread: Tensor  # (p,) float32, positive
+    weight: Tensor  # (p, rank) bfloat16 whole numbers
+    scale: Tensor  # (rank,) float32
+
+    @property
+    def rank(self) -> int:
+        """How many numbers a token has."""
+        return len(self.scale)
 
     @property
     def nbytes(self) -> int:
         """Bytes while resident."""
-        return self.centre.nbytes + self.spread.nbytes
+        return sum(tensor.nbytes for tensor in (self.centre, self.spread, self.weight, self.scale))
 
-    def of(self, rows: Tensor) -> Tensor:
-        """Rows (T, L * 2 * H * D) standardised, in bfloat16; those given are used up."""
-        return rows.sub_(self.centre).div_(self.spread).bfloat16()
+    def of(self, rows: Tensor, inputs: Tensor) -> Tensor:
+        """The code (T, rank) bfloat16 of rows (T, L * 2 * H * D) and inputs (T, hidden')."""
+        standardised = torch.cat((rows, inputs), dim=1).sub_(self.centre).div_(self.spread).bfloat16()
+        return (standardised @ self.weight).float().mul_(self.scale).bfloat16()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,8 +83,8 @@ class KVMap:
     """A directed map between two geometries: a ``LayerMap`` for each destination layer from ``native_layers``
     on.
 
-    ``hidden`` is the width of the input that the maps are given. With a ``standard``, every layer map that
-    reads a source layer is one in whole numbers.
+    ``hidden`` is the width of the input that the maps are given. With a ``code`` the map is a shared one: every
+    layer map that reads a source layer takes the code.
     """
 
     source: KVLayout
@@ -79,13 +92,13 @@ class KVMap:
     hidden: int
     native_layers: int
     layers: tuple[LayerMap, ...]
-    standard: Standard | None = None
+    code: Code | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes while resident."""
-        standard = 0 if self.standard is None else self.standard.nbytes
-        return standard + sum(layer.nbytes for layer in self.layers)
+        code = 0 if self.code is None else self.code.nbytes
+        return code + sum(layer.nbytes for layer in self.layers)
 
     @property
     def mapped(self) -> KVLayout:
@@ -100,55 +113,47 @@ class KVMap:
             )
         for number, layer in enumerate(self.layers, start=self.native_layers):
             self._check_layer(number, layer)
-        if self.standard is not None:
-            width = (self.source.layers * columns_per_layer(self.source),)
-            for tensor in (self.standard.centre, self.standard.spread):
-                if tuple(tensor.shape) != width or not is_finite(tensor):
-                    raise ValueError(
-                        f"the standard of the features is {tuple(tensor.shape)}, not {width}, or not finite"
-                    )
-            if not bool((self.standard.spread > 0).all()):
-                raise ValueError("the standard of the features has a deviation that is not positive")
+        if self.code is not None:
+            self._check_code(self.code)
+
+    def _check_code(self, code: Code) -> None:
+        width = self.source.layers * columns_per_layer(self.source) + self.hidden
+        expected = {
+            "centre": (width,),
+            "spread": (width,),
+            "weight": (width, code.rank),
+            "scale": (code.rank,),
+        }
+        for name, shape in expected.items():
+            tensor = getattr(code, name)
+            if tuple(tensor.shape) != shape or not is_finite(tensor):
+                raise ValueError(
+                    f"the {name} of the map's code is {tuple(tensor.shape)}, not {shape}, or not finite"
+                )
+        if not bool((code.spread > 0).all()):
+            raise ValueError("the spread of the map's code has values that are not positive")
 
     def _check_layer(self, number: int, layer: LayerMap) -> None:
-        is_whole = layer.scale is not None
-        rows = len(layer.sources) * columns_per_layer(self.source) + (0 if is_whole else self.hidden)
+        if bool(layer.sources) and (layer.scale is None) != (self.code is None):
+            raise ValueError(f"layer {number} of the map is not in the form of the others")
+        features = len(layer.sources) * columns_per_layer(self.source) + self.hidden
+        rows = features if self.code is None or layer.scale is None else self.code.rank
         expected = (rows, columns_per_layer(self.dest))
         vectors = (layer.bias,) if layer.scale is None else (layer.bias, layer.scale)
         if tuple(layer.weight.shape) != expected or any(tuple(one.shape) != expected[1:] for one in vectors):
             raise ValueError(
                 f"layer {number} of the map is {tuple(layer.weight.shape)}, the rungs need {expected}"
             )
-        if layer.sources and is_whole != (self.standard is not None):
-            raise ValueError(f"layer {number} of the map is not in the form of the others")
         if any(not 0 <= source < self.source.layers for source in layer.sources):
             raise ValueError(f"layer {number} of the map reads source layers {layer.sources}")
         if not all(is_finite(tensor) for tensor in (layer.weight, *vectors)):
             raise ValueError(f"layer {number} of the map holds values that are not finite")
 
 
-def whole_numbers(
-    sources: tuple[int, ...], weight: Tensor, bias: Tensor, standard: Standard, source: KVLayout
-) -> LayerMap:
-    """A layer's map in whole numbers from weight (p, q) and bias (q,) on features as they are."""
-    columns = layer_columns(sources, source)
-    standardised = weight.double() * standard.spread[columns, None]  # (p, q)
-    scale = standardised.abs().amax(0).div_(WHOLE_MAX).clamp_min_(SCALE_MIN)  # (q,)
-    return LayerMap(
-        sources,
-        weight=(standardised / scale).round_().bfloat16(),
-        bias=(bias + standard.centre[columns].double() @ weight.double()).float(),
-        scale=scale.float(),
-    )
-
-
-def plain(layer: LayerMap, standard: Standard | None, source: KVLayout) -> tuple[Tensor, Tensor]:
-    """Weight (p, q) and bias (q,) of a layer's map, float64, on features as they are."""
-    if layer.scale is None or standard is None:
-        return layer.weight.double(), layer.bias.double()
-    columns = layer_columns(layer.sources, source)
-    weight = layer.weight.double() * layer.scale / standard.spread[columns, None]
-    return weight, layer.bias - standard.centre[columns].double() @ weight
+def whole_numbers(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (p, q) as bfloat16 whole numbers of the same shape and a float32 scale (q,)."""
+    scale = weight.abs().amax(0).div_(WHOLE_MAX).clamp_min_(SCALE_MIN)
+    return (weight / scale).round_().bfloat16(), scale.float()
 
 
 def project(kv_map: KVMap, state: KVState, inputs: Tensor, source_rope: Rope, dest_rope: Rope) -> KVState:
@@ -156,26 +161,29 @@ def project(kv_map: KVMap, state: KVState, inputs: Tensor, source_rope: Rope, de
 
     ``inputs`` (T, hidden') is what the first mapped layer of the destination reads of the same tokens.
     """
-    rows = to_rows(state, source_rope)  # (T, L * 2 * H * D)
-    if kv_map.standard is not None:
-        rows = kv_map.standard.of(rows)
-    width = columns_per_layer(kv_map.dest)
-    mapped = torch.empty(len(rows), len(kv_map.layers), width)
-    for number, layer in enumerate(kv_map.layers):
-        _apply(layer, rows, inputs, kv_map.source, mapped[:, number])
+    mapped = map_rows(kv_map, to_rows(state, source_rope), inputs)
     return from_rows(mapped, state.positions, kv_map.mapped, dest_rope)
 
 
-def _apply(layer: LayerMap, rows: Tensor, inputs: Tensor, source: KVLayout, out: Tensor) -> None:
-    """Write K and V of one destination layer into ``out`` (T, 2 * H' * D')."""
+def map_rows(kv_map: KVMap, rows: Tensor, inputs: Tensor) -> Tensor:
+    """The mapped layers (T, L' - native, 2 * H' * D') of rows (T, L * 2 * H * D) and inputs."""
+    known = rows if kv_map.code is None else kv_map.code.of(rows, inputs)
+    mapped = torch.empty(len(rows), len(kv_map.layers), columns_per_layer(kv_map.dest))
+    for number, layer in enumerate(kv_map.layers):
+        _apply(layer, known, inputs, kv_map.source, mapped[:, number])
+    return mapped
+
+
+def _apply(layer: LayerMap, known: Tensor, inputs: Tensor, source: KVLayout, out: Tensor) -> None:
+    """Write K and V of one destination layer into ``out`` (T, 2 * H' * D'), from rows or from their code."""
     if layer.scale is not None:
-        out.copy_(rows[:, _columns(layer.sources, source)] @ layer.weight)
+        out.copy_(known @ layer.weight)
         out.mul_(layer.scale).add_(layer.bias)
         return
     from_source, from_inputs = layer.weight.split((len(layer.weight) - inputs.shape[1], inputs.shape[1]))
     torch.addmm(layer.bias, inputs, from_inputs, out=out)
     if layer.sources:
-        out.addmm_(rows[:, _columns(layer.sources, source)], from_source)
+        out.addmm_(known[:, _columns(layer.sources, source)], from_source)
 
 
 def _columns(sources: tuple[int, ...], source: KVLayout) -> slice | Tensor:

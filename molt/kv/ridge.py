@@ -1,78 +1,47 @@
-"""Centred ridge regression from sufficient statistics, in float64.
+"""Ridge regression from covariances, in float64.
 
-The statistics are sums over rows, so calibration text of any length costs ``width ** 2`` numbers and no more,
-and the error on held-out text follows from *its* statistics without keeping or replaying a row. A row holds
-every model of a ladder side by side: any directed pair is then a choice of columns.
+Covariances come from sums over rows (``molt.kv.sums``), so calibration text of any length costs the square of
+the width and no more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
+USE_MIN = 1e-30  # of a component that no target needs
 
-@dataclass(slots=True, eq=False)
-class Statistics:
-    """Sums over rows z (w,), taken about a fixed origin.
 
-    With the origin near the mean of the rows, means far from 0 (large key biases) cost no digits.
+def solve(xx: Tensor, xy: Tensor, ridge: float) -> Tensor:
+    """Weights W (p, q) from covariances of features (p, p) and of features with targets (p, q).
+
+    Minimises the mean of ``|y - x W|^2`` plus ``penalty |W|^2`` for centred x and y, where the penalty is
+    ``ridge`` times the mean variance of the features. ``xx`` is used up.
     """
-
-    origin: Tensor  # (w,) float64
-    rows: int = 0
-    total: Tensor = field(init=False)  # (w,) float64
-    gram: Tensor = field(init=False)  # (w, w) float64
-
-    def __post_init__(self) -> None:
-        width = len(self.origin)
-        self.origin = self.origin.double()
-        self.total = torch.zeros(width, dtype=torch.float64)
-        self.gram = torch.zeros(width, width, dtype=torch.float64)
-
-    def add(self, rows: Tensor) -> None:
-        """Take in rows (n, w)."""
-        centred = rows.double() - self.origin
-        self.rows += len(rows)
-        self.total += centred.sum(0)
-        self.gram.addmm_(centred.T, centred)
-
-    def mean(self, columns: Tensor) -> Tensor:
-        """Mean about the origin (c,) of some columns."""
-        return self.total[columns] / self.rows
-
-    def moment(self, left: Tensor, right: Tensor) -> Tensor:
-        """Second moments about the origin (l, r) of two sets of columns."""
-        return self.gram[left[:, None], right] / self.rows
+    return torch.cholesky_solve(xy, _factor(xx, ridge))
 
 
-def solve(statistics: Statistics, features: Tensor, targets: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Ridge estimate of some target columns (q,) from some feature columns (p,).
+def solve_reduced(
+    xx: Tensor, xy: Tensor, importance: Tensor, rank: int, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """The best W = E D of a ``rank``: E (p, rank) and D (rank, q), the components of x E by falling use.
 
-    Minimises the mean of ``|y - bias - x W|^2`` plus ``penalty |W|^2``, where the penalty is ``ridge`` times
-    the mean variance of the features; the bias is free. Returns W (p, q) and bias (q,), float64.
+    What ``solve`` minimises, with the error of every target times its ``importance`` (q,): without a bound on
+    the rank that would change nothing, but with one it says which targets the components are for.
     """
-    x_mean, y_mean = statistics.mean(features), statistics.mean(targets)
-    xx = statistics.moment(features, features) - x_mean[:, None] * x_mean  # (p, p) covariance
-    xy = statistics.moment(features, targets) - x_mean[:, None] * y_mean  # (p, q)
+    lower = _factor(xx, ridge)
+    whitened = torch.linalg.solve_triangular(lower, xy * importance, upper=False)  # (p, q)
+    of_features = len(whitened) < len(importance)
+    squares = whitened @ whitened.T if of_features else whitened.T @ whitened
+    uses, vectors = torch.linalg.eigh(squares)  # by rising use
+    uses, vectors = uses[-rank:].flip(0).clamp_min_(USE_MIN), vectors[:, -rank:].flip(1)
+    if of_features:
+        left, right = vectors * uses.sqrt(), (whitened.T @ vectors) / uses.sqrt()
+    else:
+        left, right = whitened @ vectors, vectors  # (p, rank), (q, rank) orthonormal
+    return torch.linalg.solve_triangular(lower.T, left, upper=True), right.T / importance
+
+
+def _factor(xx: Tensor, ridge: float) -> Tensor:
     xx.diagonal().add_(ridge * xx.diagonal().mean())
-    weight = torch.cholesky_solve(xy, torch.linalg.cholesky(xx))  # (p, q)
-    bias = statistics.origin[targets] + y_mean - (statistics.origin[features] + x_mean) @ weight
-    return weight, bias
-
-
-def unexplained(
-    statistics: Statistics, features: Tensor, targets: Tensor, weight: Tensor, bias: Tensor
-) -> float:
-    """Squared error of a map (p, q), (q,) over the rows of ``statistics`` by their variance: 1 - R^2."""
-    weight = weight.double()
-    offset = bias.double() + statistics.origin[features] @ weight - statistics.origin[targets]  # (q,)
-    x_mean, y_mean = statistics.mean(features), statistics.mean(targets)
-    y_squares = statistics.gram.diagonal()[targets] / statistics.rows  # (q,)
-    predicted = (weight * (statistics.moment(features, features) @ weight)).sum(0) + 2 * offset * (
-        x_mean @ weight
-    )
-    crossed = (weight * statistics.moment(features, targets)).sum(0) + offset * y_mean
-    error = y_squares - 2 * crossed + predicted + offset**2  # (q,)
-    return float(error.sum() / (y_squares - y_mean**2).sum())
+    return torch.linalg.cholesky(xx)

@@ -13,8 +13,6 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from molt.kv.ridge import Statistics
-
 
 @dataclass(frozen=True, slots=True)
 class Regression:
@@ -61,13 +59,27 @@ class BlockSums:
         for (one, other), gram in self.grams.items():
             gram += centred[one].T @ centred[other]
 
-    def dense(self, blocks: Sequence[int]) -> Statistics:
-        """The sums of some blocks side by side, in that order; every pair of them must have been summed."""
-        statistics = Statistics(torch.cat([self.origins[block] for block in blocks]))
-        statistics.rows = self.rows
-        statistics.total = torch.cat([self.totals[block] for block in blocks])
-        statistics.gram = torch.cat([torch.cat([self._gram(a, b) for b in blocks], dim=1) for a in blocks])
-        return statistics
+    def mean(self, blocks: Sequence[int]) -> Tensor:
+        """Mean (w,) float64 of the columns of some blocks, side by side."""
+        return torch.cat([self.origins[block].double() + self.totals[block] / self.rows for block in blocks])
+
+    def covariance(self, left: Sequence[int], right: Sequence[int]) -> Tensor:
+        """Covariance (l, r) float64 of the columns of some blocks with those of others, side by side.
+
+        Raises ``KeyError`` for a pair that was not summed.
+        """
+        heights, widths = ([len(self.origins[block]) for block in blocks] for blocks in (left, right))
+        made = torch.empty(sum(heights), sum(widths), dtype=torch.float64)
+        for one, rows in zip(left, made.split(heights), strict=True):
+            for other, part in zip(right, rows.split(widths, dim=1), strict=True):
+                torch.div(self._gram(one, other), self.rows, out=part)
+                part.addr_(self.totals[one], self.totals[other], alpha=-1 / self.rows**2)
+        return made
+
+    def variance(self, block: int) -> Tensor:
+        """Variance (w,) float64 of the columns of a block."""
+        squares = self._gram(block, block).diagonal()
+        return squares / self.rows - (self.totals[block] / self.rows) ** 2
 
     def _gram(self, left: int, right: int) -> Tensor:
         return self.grams[left, right] if left <= right else self.grams[right, left].T

@@ -38,7 +38,7 @@ class Savings:
 
 
 def _map_size(path: Path) -> MapSize:
-    """From the header of a map's file: ``<layer>.weight`` for each layer that is mapped."""
+    """From the header of a map's file: ``<layer>.weight`` for each layer that is mapped, ``code.weight`` if shared."""
     weights = {name: one for name, one in read_header(path).items() if name.endswith(".weight")}
-    first = min(int(name.partition(".")[0]) for name in weights)
+    first = min(int(layer) for name in weights if (layer := name.partition(".")[0]) != "code")
     return MapSize(sum(one.elements for one in weights.values()), first)

@@ -128,14 +128,26 @@ def test_a_killed_fit_goes_on_and_writes_the_same_bytes(
         assert path.read_bytes() == (tmp_path / "killed" / path.name).read_bytes()
 
 
-def test_whole_numbers_explain_nearly_as_much_in_less_room(ladder: Path, texts: Path, tmp_path: Path) -> None:
+def test_a_shared_map_explains_nearly_as_much_with_far_fewer_weights(
+    ladder: Path, texts: Path, tmp_path: Path
+) -> None:
     corpus = folder_corpus(texts)
-    exact = fit_ladder(str(ladder), tmp_path / "exact", corpus, OPTIONS)
-    whole = fit_ladder(str(ladder), tmp_path / "whole", corpus, replace(OPTIONS, whole=True))
-    for one, other in zip(exact, whole, strict=True):
+    every = fit_ladder(str(ladder), tmp_path / "every", corpus, OPTIONS)
+    shared = fit_ladder(str(ladder), tmp_path / "shared", corpus, replace(OPTIONS, rank=24))
+    for one, other in zip(every, shared, strict=True):
         assert sum(other.card.residual_v) < sum(one.card.residual_v) * 1.3
         assert map_file.resident_bytes(other.path) < map_file.resident_bytes(one.path)
         assert max(other.card.residual_k[0], other.card.residual_v[0]) < 1e-4
+
+
+def test_a_higher_rank_explains_more(ladder: Path, texts: Path, tmp_path: Path) -> None:
+    corpus = folder_corpus(texts)
+    low, high = (
+        fit_ladder(str(ladder), tmp_path / str(rank), corpus, replace(OPTIONS, rank=rank)) for rank in (4, 12)
+    )
+    for one, other in zip(low, high, strict=True):
+        assert sum(other.card.residual_k) < sum(one.card.residual_k)
+        assert sum(other.card.residual_v) < sum(one.card.residual_v)
 
 
 def test_no_document_is_both_fitted_and_held_out(texts: Path) -> None:
@@ -148,6 +160,7 @@ def test_no_document_is_both_fitted_and_held_out(texts: Path) -> None:
 def test_windows_are_whole_documents_in_pieces() -> None:
     text = "x" * 100
     assert [len(window) for window in windows([("a", text), ("b", "short")], BYTES, length=40)] == [40, 40]
+    assert [len(window) for window in windows([("a", text), ("b", text)], BYTES, 40, 1)] == [40, 40]
     assert [len(window) for window in windows([("a", text)], BYTES, length=60)] == [60, 40]
 
 

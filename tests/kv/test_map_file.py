@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from molt.core.ladder import KVLayout
 from molt.kv import map_file
 from molt.kv.features import columns_per_layer
 from molt.kv.map_file import Binding, MapCard, MapRefused
-from molt.kv.project import KVMap, LayerMap, Standard, whole_numbers
+from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.models.predict import map_bytes
 from molt.models.weights_file import read_header
 
@@ -82,20 +83,21 @@ def test_a_map_comes_back_to_half_precision(path: Path) -> None:
     assert map_file.resident_bytes(path) == loaded.nbytes
 
 
-def whole_map() -> KVMap:
-    """``some_map`` in whole numbers: its first layer, which alone may read the input, stays as it is."""
+def shared_map() -> KVMap:
+    """``some_map`` as a shared one: its first layer, which alone may read the input, stays as it is."""
     generator = torch.Generator().manual_seed(1)
-    width = SOURCE.layers * columns_per_layer(SOURCE)
-    standard = Standard(torch.randn(width, generator=generator), torch.rand(width, generator=generator) + 0.5)
-    weight, bias = torch.randn(32, 12, generator=generator), torch.randn(12, generator=generator)
-    first = LayerMap((), torch.randn(HIDDEN, 12, generator=generator), bias)
-    return KVMap(
-        SOURCE, DEST, HIDDEN, 0, (first, whole_numbers((2,), weight, bias, standard, SOURCE)), standard
-    )
+    width, rank = SOURCE.layers * columns_per_layer(SOURCE) + HIDDEN, 5
+    centre, spread = torch.randn(width, generator=generator), torch.rand(width, generator=generator) + 0.5
+    code = Code(centre, spread, *whole_numbers(torch.randn(width, rank, generator=generator)))
+    bias = torch.randn(12, generator=generator)
+    first = LayerMap((), torch.randn(HIDDEN, 12, generator=generator), bias.clone())
+    weight, scale = whole_numbers(torch.randn(rank, 12, generator=generator))
+    every = tuple(range(SOURCE.layers))
+    return KVMap(SOURCE, DEST, HIDDEN, 0, (first, LayerMap(every, weight, bias, scale)), code)
 
 
-def test_whole_numbers_come_back_exactly_and_their_bytes_are_known_before(tmp_path: Path) -> None:
-    kv_map, path = whole_map(), tmp_path / "map"
+def test_a_shared_map_comes_back_exactly_and_its_bytes_are_known_before(tmp_path: Path) -> None:
+    kv_map, path = shared_map(), tmp_path / "map"
     map_file.save(path, kv_map, some_card(kv_map))
     loaded = map_file.load(path, BINDING)
     one, other = kv_map.layers[1], loaded.layers[1]
@@ -104,16 +106,38 @@ def test_whole_numbers_come_back_exactly_and_their_bytes_are_known_before(tmp_pa
     assert one.scale is not None
     assert other.scale is not None
     assert torch.equal(one.scale, other.scale)
-    assert loaded.standard is not None
-    assert kv_map.standard is not None
-    assert torch.equal(loaded.standard.centre, kv_map.standard.centre)
+    assert kv_map.code is not None
+    assert loaded.code is not None
+    for name in ("centre", "spread", "weight", "scale"):
+        assert torch.equal(getattr(kv_map.code, name), getattr(loaded.code, name))
     assert map_file.resident_bytes(path) == loaded.nbytes == map_bytes(read_header(path))
 
 
-def test_a_standard_without_whole_numbers_is_refused(tmp_path: Path) -> None:
-    kv_map = replace(some_map(), standard=whole_map().standard)
+def test_a_code_that_no_layer_takes_is_refused(tmp_path: Path) -> None:
+    kv_map = replace(some_map(), code=shared_map().code)
     map_file.save(tmp_path / "map", kv_map, some_card(kv_map))
     with pytest.raises(MapRefused, match="not in the form of the others"):
+        map_file.load(tmp_path / "map", BINDING)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("spread", lambda tensor: torch.zeros_like(tensor), "not positive"),
+        ("centre", lambda tensor: tensor[:-1], "centre of the map's code"),
+        ("scale", lambda tensor: tensor * float("nan"), "scale of the map's code"),
+        ("weight", lambda tensor: tensor[:-1], "weight of the map's code"),
+    ],
+)
+def test_a_code_that_does_not_fit_is_refused(
+    tmp_path: Path, part: str, value: Callable[[torch.Tensor], torch.Tensor], words: str
+) -> None:
+    kv_map = shared_map()
+    assert kv_map.code is not None
+    code = replace(kv_map.code, **{part: value(getattr(kv_map.code, part))})
+    kv_map = replace(kv_map, code=code)
+    map_file.save(tmp_path / "map", kv_map, some_card(kv_map))
+    with pytest.raises(MapRefused, match=words):
         map_file.load(tmp_path / "map", BINDING)
 
 

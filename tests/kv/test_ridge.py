@@ -1,53 +1,74 @@
-"""The fit is ridge regression, whatever way the rows came in."""
+"""The fit is ridge regression, and the best one of its rank."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from molt.kv.ridge import Statistics, solve, unexplained
-
-X, Y = torch.arange(5), torch.arange(5, 8)
+from molt.kv.ridge import solve, solve_reduced
 
 
 @pytest.fixture
-def rows() -> torch.Tensor:
-    """(200, 8): five features with means far from 0, three targets that depend on them, and noise."""
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Centred: (200, 5) features, and (200, 3) targets that depend on them, with noise."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 5, generator=generator, dtype=torch.float64) + 1000
+    x = torch.randn(200, 5, generator=generator, dtype=torch.float64)
     true = torch.randn(5, 3, generator=generator, dtype=torch.float64)
-    return torch.cat((x, x @ true + 0.1 * torch.randn(200, 3, generator=generator)), dim=1)
+    y = x @ true + 0.1 * torch.randn(200, 3, generator=generator, dtype=torch.float64)
+    return x - x.mean(0), y - y.mean(0)
 
 
-def collected(rows: torch.Tensor, chunk: int) -> Statistics:
-    statistics = Statistics(origin=rows[:10].mean(0))
-    for part in rows.split(chunk):
-        statistics.add(part)
-    return statistics
+def covariances(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.T @ x / len(x), x.T @ y / len(x)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
-def test_the_estimate_is_the_textbook_one(rows: torch.Tensor, ridge: float) -> None:
-    weight, bias = solve(collected(rows, 64), X, Y, ridge)
-    x = rows[:, :5] - rows[:, :5].mean(0)
-    y = rows[:, 5:] - rows[:, 5:].mean(0)
-    penalty = ridge * x.var(0, unbiased=False).mean() * len(rows)
+def test_the_estimate_is_the_textbook_one(rows: tuple[torch.Tensor, torch.Tensor], ridge: float) -> None:
+    x, y = rows
+    weight = solve(*covariances(x, y), ridge)
+    penalty = ridge * x.var(0, unbiased=False).mean() * len(x)
     expected = torch.linalg.solve(x.T @ x + penalty * torch.eye(5, dtype=torch.float64), x.T @ y)
     torch.testing.assert_close(weight, expected, rtol=0, atol=1e-9)
-    torch.testing.assert_close(bias, rows[:, 5:].mean(0) - rows[:, :5].mean(0) @ expected, rtol=0, atol=1e-6)
 
 
-def test_chunking_does_not_matter(rows: torch.Tensor) -> None:
-    for one, other in zip(
-        solve(collected(rows, 7), X, Y, 0.01), solve(collected(rows, 200), X, Y, 0.01), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_with_full_rank_it_is_the_same_whatever_is_important(
+    rows: tuple[torch.Tensor, torch.Tensor], ridge: float
+) -> None:
+    x, y = rows
+    importance = torch.tensor([1.0, 5.0, 0.1], dtype=torch.float64)
+    encoder, decoder = solve_reduced(*covariances(x, y), importance, 3, ridge)
+    torch.testing.assert_close(encoder @ decoder, solve(*covariances(x, y), ridge))
 
 
-def test_error_from_sums_is_the_error_of_the_rows(rows: torch.Tensor) -> None:
-    weight, bias = solve(collected(rows[:100], 50), X, Y, 0.01)
-    held = rows[100:]
-    error = (held[:, 5:] - held[:, :5] @ weight - bias).square().sum()
-    variance = (held[:, 5:] - held[:, 5:].mean(0)).square().sum()
-    share = unexplained(collected(held, 33), X, Y, weight, bias)
-    assert share == pytest.approx(float(error / variance), rel=1e-6)
+def test_no_map_of_the_rank_does_better(rows: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = rows
+    importance = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+    def error(weight: torch.Tensor) -> float:
+        return float(((y - x @ weight) * importance).square().sum())
+
+    encoder, decoder = solve_reduced(*covariances(x, y), importance, 2, 0.0)
+    best, generator = error(encoder @ decoder), torch.Generator().manual_seed(1)
+    for _ in range(50):
+        moved = [
+            part + 0.01 * torch.randn(part.shape, generator=generator, dtype=torch.float64)
+            for part in (encoder, decoder)
+        ]
+        assert error(moved[0] @ moved[1]) > best
+    one, other = solve_reduced(*covariances(x, y), torch.ones(3, dtype=torch.float64), 1, 0.0)
+    assert error(one @ other) > best
+
+
+def test_more_targets_than_features_are_no_other_case(rows: tuple[torch.Tensor, torch.Tensor]) -> None:
+    y, x = rows
+    importance = torch.linspace(1, 2, 5, dtype=torch.float64)
+    whole = solve(*covariances(x, y), 0.1)
+    torch.testing.assert_close(
+        torch.linalg.multi_dot(solve_reduced(*covariances(x, y), importance, 3, 0.1)), whole
+    )
+    encoder, decoder = solve_reduced(*covariances(x, y), importance, 2, 0.0)
+    assert (encoder.shape, decoder.shape) == ((3, 2), (2, 5))
+    fitted = x @ solve(*covariances(x, y), 0.0) * importance
+    lost = torch.linalg.svdvals(fitted)[2:].square().sum()
+    torch.testing.assert_close((fitted - x @ encoder @ decoder * importance).square().sum(), lost)

@@ -25,7 +25,7 @@ def test_all_of_them_take_little_room_on_disk() -> None:
 def test_a_shipped_map_is_whole_and_says_what_it_was_made_of(path: Path) -> None:
     card = map_file.read_card(path)
     assert path.name == map_file.file_name(card.source, card.dest)
-    assert card.features_per_row < 0.1, "many more rows than features"
+    assert card.features_per_row < 0.15, "many more rows than features"
     assert card.heldout_rows > 1000
     assert card.calibration
     assert max(card.residual_k[0], card.residual_v[0]) < 1e-4, "the first layer is exact"

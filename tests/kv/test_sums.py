@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from molt.kv.ridge import Statistics, solve
 from molt.kv.sums import BlockSums, Regression, products
 
 PLAN = (Regression((0, 2), 3), Regression((1,), 3))
@@ -29,20 +28,17 @@ def test_only_the_products_that_a_regression_needs_are_summed(blocks: list[torch
     sums = collected(blocks)
     assert set(sums.grams) == {(0, 0), (0, 2), (2, 2), (0, 3), (2, 3), (3, 3), (1, 1), (1, 3)}
     with pytest.raises(KeyError):
-        sums.dense((0, 1))
+        sums.covariance((0,), (1,))
 
 
 @pytest.mark.parametrize("order", [(0, 2, 3), (2, 0, 3), (1, 3)])
-def test_blocks_side_by_side_are_what_summing_them_gives(
+def test_blocks_side_by_side_are_what_summing_their_columns_gives(
     blocks: list[torch.Tensor], order: tuple[int, ...]
 ) -> None:
     sums = collected(blocks)
-    expected = Statistics(torch.cat([sums.origins[block] for block in order]))
-    expected.add(torch.cat([blocks[block] for block in order], dim=1))
-    dense = sums.dense(order)
-    assert dense.rows == expected.rows
-    torch.testing.assert_close(dense.total, expected.total)
-    torch.testing.assert_close(dense.gram, expected.gram)
-    outputs = len(expected.origin) - 2
-    columns = torch.arange(outputs), torch.arange(outputs, outputs + 2)
-    torch.testing.assert_close(solve(dense, *columns, 0.01), solve(expected, *columns, 0.01))
+    columns = torch.cat([blocks[block] for block in order], dim=1)
+    covariance = torch.cov(columns.T, correction=0)
+    torch.testing.assert_close(sums.mean(order), columns.mean(0))
+    torch.testing.assert_close(sums.covariance(order, order), covariance)
+    torch.testing.assert_close(sums.covariance(order, order[:1]), covariance[:, : blocks[order[0]].shape[1]])
+    torch.testing.assert_close(sums.variance(order[0]), blocks[order[0]].var(0, correction=0))

@@ -11,8 +11,8 @@ import torch
 from molt.engine.protocol import SwitchError
 from molt.kv.cache import PreallocatedCache
 from molt.kv.evaluate import own_cache
-from molt.kv.features import columns_per_layer, layer_columns, to_rows
-from molt.kv.project import KVMap, LayerMap, Standard, plain, project, whole_numbers
+from molt.kv.features import columns_per_layer, to_rows
+from molt.kv.project import Code, KVMap, LayerMap, project, whole_numbers
 from molt.kv.resident import Resident
 from molt.kv.transplant import Islands, carry, leading_cells, trailing_cells, transplant
 from tests.kv.conftest import LLAMA3, VOCABULARY, tiny
@@ -267,30 +267,26 @@ def test_runs_of_cells_at_either_end() -> None:
     assert trailing_cells([5, 6]) == 2
 
 
-def test_whole_numbers_project_as_the_map_they_were_made_of(
+def test_a_shared_map_projects_as_the_matrices_it_was_made_of(
     large: Resident, small: Resident, ids: list[int]
 ) -> None:
     state, generator = large.read_afresh(ids).export(), torch.Generator().manual_seed(3)
     rows = to_rows(state, large.rope)
-    standard = Standard(rows.mean(0), rows.std(0))
-    width, shape = columns_per_layer(small.layout), (2 * columns_per_layer(large.layout), 12)
+    width, rank = columns_per_layer(small.layout), 10
+    encoder = torch.randn(rows.shape[1] + small.hidden, rank, generator=generator)
+    decoder, bias = torch.randn(rank, width, generator=generator), torch.randn(width, generator=generator)
+    inputs = torch.randn(len(ids), small.hidden, generator=generator)
+    features = torch.cat((rows, inputs), dim=1)
+    code = Code(features.mean(0), features.std(0), *whole_numbers(encoder))
     first = LayerMap((), torch.randn(small.hidden, width, generator=generator), torch.zeros(width))
-    weight, bias = torch.randn(shape, generator=generator), torch.randn(width, generator=generator)
+    weight, scale = whole_numbers(decoder)
+    every = tuple(range(large.layout.layers))
     kv_map = KVMap(
-        large.layout,
-        small.layout,
-        small.hidden,
-        0,
-        (first, whole_numbers((0, 2), weight, bias, standard, large.layout)),
-        standard,
+        large.layout, small.layout, small.hidden, 0, (first, LayerMap(every, weight, bias, scale)), code
     )
     kv_map.check()
-    inputs = torch.randn(len(ids), small.hidden, generator=generator)
     got = to_rows(project(kv_map, state, inputs, large.rope, small.rope), small.rope)
     torch.testing.assert_close(got[:, :width], inputs @ first.weight, rtol=0, atol=1e-4)
-    expected = rows[:, layer_columns((0, 2), large.layout)] @ weight + bias
+    expected = (features - code.centre) / code.spread @ encoder @ decoder + bias
     error = (got[:, width:] - expected).square().mean() / expected.var()
-    assert error < 1e-4
-    again, again_bias = plain(kv_map.layers[1], standard, large.layout)
-    torch.testing.assert_close(again, weight.double(), rtol=0, atol=0.05)
-    assert again_bias.shape == bias.shape
+    assert error < 1e-3

@@ -20,6 +20,7 @@ FIRST = (0, 1, 4, 16, 64)
 LAST = (0, 4, 16, 64)
 SOURCES = (1, 2, 4)
 ROWS = (3_000, 10_000)
+RANKS = (64, 128, 256)
 RIDGES = (1e-3, 1e-1)
 
 
@@ -85,6 +86,8 @@ def _map_dials(bench: Bench, route: Route, crossing: Crossing, progress: Progres
     for count in SOURCES:
         if count < crossing.source.layout.layers:
             maps[f"fitted here: {count} source layer{'s' * (count > 1)}"] = sums.solve(count)
+    for rank in RANKS:
+        maps[f"fitted here: shared by all layers, rank {rank}"] = sums.solve_shared(rank)
     maps["fitted here: K from K, V from V"] = sums.solve(joint=False)
     for ridge in RIDGES:
         maps[f"fitted here: ridge {ridge:g}"] = sums.solve(ridge=ridge)

@@ -18,4 +18,5 @@ def transplant_flops(kv_map: KVMap, dest: ModelShape, cells: int, first: int, la
 
 
 def _size(kv_map: KVMap) -> MapSize:
-    return MapSize(sum(layer.weight.numel() for layer in kv_map.layers), kv_map.native_layers)
+    code = 0 if kv_map.code is None else kv_map.code.weight.numel()
+    return MapSize(code + sum(layer.weight.numel() for layer in kv_map.layers), kv_map.native_layers)

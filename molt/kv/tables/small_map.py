@@ -3,7 +3,8 @@ keys left rotated.
 
 They are compared with a full map fitted on the same rows, never with the shipped one. What all of them are solved
 from is one matrix of sums; where that is large, ``Unfit`` says so, for fitting is no matter of seconds there.
-The regression is written down a second time here, in its plainest form: every column beside every other.
+The regression of single layers is written down a second time here, in its plainest form: every column beside every
+other.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torch import Tensor
 
 from molt.core.ladder import Route
 from molt.kv.features import columns_per_layer, layer_columns, nearest_layers, to_rows
-from molt.kv.project import KVMap, LayerMap
+from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.kv.resident import Resident
+from molt.kv.ridge import solve_reduced
 from molt.kv.tables.bench import Bench, Progress, quietly
 from molt.kv.transplant import Islands
 from molt.models.pico.corpus import documents
@@ -88,11 +90,38 @@ class Sums:
             layers.append(LayerMap(chosen, weight.half().float(), bias.float()))
         return KVMap(source, dest, self.dest.hidden, 0, tuple(layers))
 
+    def solve_shared(self, rank: int, ridge: float = RIDGE) -> KVMap:
+        """The shared map of a ``rank``; its first layer is that of ``solve``."""
+        source, dest = self.source.layout, self.dest.layout
+        every = tuple(range(source.layers))
+        first_target = source.layers * columns_per_layer(source)
+        width = dest.layers * columns_per_layer(dest)
+        targets = first_target + layer_columns(range(1, dest.layers), dest)
+        inputs = first_target + width + torch.arange(self.dest.hidden)
+        features = torch.cat((layer_columns(every, source), inputs))
+        spread = (self.gram[features, features] / self.rows - (self.total[features] / self.rows) ** 2).sqrt()
+        xx, xy = (self._covariance(features, of).div_(spread[:, None]) for of in (features, targets))
+        encoder, decoder = solve_reduced(xx.div_(spread), xy, torch.ones(len(targets)), rank, ridge)
+        centre, bias = (self.origin[of] + self.total[of] / self.rows for of in (features, targets))
+        layers = [
+            LayerMap(every, weight, offset.float(), scale)
+            for part, offset in zip(
+                decoder.chunk(dest.layers - 1, dim=1), bias.chunk(dest.layers - 1), strict=True
+            )
+            for weight, scale in (whole_numbers(part),)
+        ]
+        code = Code(centre.float(), spread.float(), *whole_numbers(encoder))
+        first = self.solve(1, ridge).layers[0]
+        return KVMap(source, dest, self.dest.hidden, 0, (first, *layers), code)
+
+    def _covariance(self, left: Tensor, right: Tensor) -> Tensor:
+        mean = self.total / self.rows
+        return self.gram[left[:, None], right] / self.rows - mean[left, None] * mean[right]
+
     def _regression(self, features: Tensor, targets: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
         """Centred ridge: weight (p, q) and bias (q,) of target columns from feature columns."""
         x_mean, y_mean = self.total[features] / self.rows, self.total[targets] / self.rows
-        xx = self.gram[features[:, None], features] / self.rows - x_mean[:, None] * x_mean
-        xy = self.gram[features[:, None], targets] / self.rows - x_mean[:, None] * y_mean
+        xx, xy = self._covariance(features, features), self._covariance(features, targets)
         xx.diagonal().add_(ridge * xx.diagonal().mean())
         weight = torch.cholesky_solve(xy, torch.linalg.cholesky(xx))
         return weight, self.origin[targets] + y_mean - (self.origin[features] + x_mean) @ weight

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from molt.kv import map_file
 from molt.kv.features import columns_per_layer
-from molt.kv.project import KVMap, LayerMap
+from molt.kv.map_file import MapCard
+from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.kv.tables.flops import map_flops, transplant_flops
 from molt.kv.transplant import Islands, transplant
-from molt.models.flops import read_flops
+from molt.models.flops import PER_MULTIPLY_ADD, read_flops
 from molt.models.model_config import ModelShape, RopeShape
+from molt.server.savings import _map_size
 from tests.kv.conftest import TinyRung
 
 HAND = ModelShape(
@@ -95,3 +100,38 @@ def test_a_map_counts_every_weight_once_a_cell(large: TinyRung, small: TinyRung)
     width = 2 * 1 * 6
     per_cell = (1 * 2 * 2 * 8 + 32) * width + (2 * 2 * 2 * 8 + 32) * width
     assert map_flops(some_map(large, small, 0), 5) == 2 * 5 * per_cell
+
+
+@pytest.mark.parametrize("native_layers", [0, 1])
+def test_the_header_of_a_shared_map_says_how_many_weights_it_has(
+    large: TinyRung, small: TinyRung, native_layers: int, tmp_path: Path
+) -> None:
+    kv_map = shared_map(large, small, native_layers)
+    kv_map.check()
+    path = tmp_path / "map"
+    sources = tuple(layer.sources for layer in kv_map.layers)
+    card = MapCard("a", "b", "", "", "", small.hidden, native_layers, sources, 0.0, 1, 1.0, (), (), 0, ())
+    map_file.save(path, kv_map, card)
+    assert _map_size(path).native_layers == native_layers
+    assert map_flops(kv_map, 3) == PER_MULTIPLY_ADD * 3 * _map_size(path).weights
+
+
+def test_a_shared_map_counts_its_code_too(large: TinyRung, small: TinyRung) -> None:
+    features, width = 3 * 2 * 2 * 8 + 32, 2 * 1 * 6
+    per_cell = 32 * width + features * 5 + 5 * width
+    assert map_flops(shared_map(large, small, 0), 7) == 2 * 7 * per_cell
+
+
+def shared_map(source: TinyRung, dest: TinyRung, native_layers: int) -> KVMap:
+    """A shared map of rank 5 of the right shapes."""
+    width = columns_per_layer(dest.layout)
+    features = source.layout.layers * columns_per_layer(source.layout) + dest.hidden
+    code = Code(torch.zeros(features), torch.ones(features), *whole_numbers(torch.ones(features, 5)))
+    every = tuple(range(source.layout.layers))
+    weight, scale = whole_numbers(torch.ones(5, width))
+    later = [
+        LayerMap(every, weight, torch.zeros(width), scale)
+        for _ in range(native_layers + 1, dest.layout.layers)
+    ]
+    first = LayerMap((), torch.full((dest.hidden, width), 1e-3), torch.zeros(width))
+    return KVMap(source.layout, dest.layout, dest.hidden, native_layers, (first, *later), code)

@@ -51,6 +51,17 @@ def test_apart_k_sees_no_v_and_v_no_k(large: TinyRung, small: TinyRung) -> None:
     assert (from_source[:, 1, :, 1] != 0).any()
 
 
+def test_a_shared_map_of_full_rank_maps_a_rung_to_itself(large: TinyRung, ids: list[int]) -> None:
+    made = sums(large, large)
+    kv_map = made.solve_shared(rank=2 * 2 * 2 * 8)
+    kv_map.check()
+    state = large.read_afresh(ids).export()
+    inputs = large.read_below(large.empty_cache(len(ids)), ids, range(len(ids)), 0)
+    mapped = project(kv_map, state, inputs, large.rope, large.rope)
+    for found, truth in ((mapped.keys, state.keys), (mapped.values, state.values)):
+        assert (found - truth).square().mean() < 1e-3 * truth.var()
+
+
 def test_rotated_space_is_another_space(large: TinyRung, small: TinyRung) -> None:
     content, rotated = sums(large, small), sums(large, small, rotated=True)
     assert not torch.allclose(content.gram, rotated.gram)
