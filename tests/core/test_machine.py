@@ -22,7 +22,7 @@ from molt.core.bound import usage_bytes_max
 from molt.core.budget import peak_bytes, usage_bytes
 from molt.core.events import TenantKind
 from molt.core.invariants import violations
-from molt.core.state import Phase
+from molt.core.state import RETRY_NS_MAX, Phase
 from molt.core.turns import DecodeStep
 from molt.core.view import Policy
 from molt.policies.molt import Molt
@@ -171,7 +171,8 @@ class CalmMachine(RuleBasedStateMachine):
     def _enough_is_enough(self) -> None:
         """Liveness: when there has been enough for long enough, all have their answers, the last from the top rung."""
         self.world.faults = Faults(withheld_share=self.world.faults.withheld_share)
-        self.world.run(self.world.now_ns + 3 * S)
+        left_out_ns = RETRY_NS_MAX if self.world.state.barred else 0
+        self.world.run(self.world.now_ns + 3 * S + left_out_ns)
         witness = self._arrive(Newcomer(TenantKind.BATCH, 5, 120), self._at(0))
         self._post_budget(self._at(0), PLENTY)
         self.world.run(self.world.now_ns + 150 * S)
