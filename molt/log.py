@@ -12,8 +12,8 @@ memory     what the world holds: ``budget_bytes``, ``usage_bytes``, ``parts`` (`
            rung, ``kv`` by tenant, ``transient`` by purpose), ``round`` true when sampled after enforcement;
            ``measured`` readings beside the books, where some are taken
 violation  an invariant that did not hold: ``invariant``, ``detail``
-engine     of an engine in a process of its own: ``what`` is ``started`` (``pid``, ``took_ns``) or ``ended`` (``reason``
-           and ``status``, negative for the signal)
+engine     of an engine in a process of its own: ``what`` is ``started`` (``pid``, ``took_ns``), ``ended`` (``reason``
+           and ``status``, negative for the signal) or ``gave up`` (at whom: ``tenant``)
 end        the last record of a complete log: ``reason``
 =========  ==========================================================================================
 """

@@ -59,12 +59,14 @@ class EngineDied(Exception):
     """The process of an engine is gone, and everything it held.
 
     ``status`` is its exit status, negative for the signal that ended it; ``None`` where that is not known.
+    ``tenant`` is whom it was at work for when it failed by itself; ``None`` if it was killed, or worked for nobody.
     """
 
-    def __init__(self, reason: str, status: int | None = None) -> None:
+    def __init__(self, reason: str, status: int | None = None, tenant: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.status = status
+        self.tenant = tenant
 
 
 class Engine(Protocol):

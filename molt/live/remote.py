@@ -253,11 +253,13 @@ class RemoteEngine:
                 raise SwitchError(reply.reason)
             case "SpillError":
                 raise SpillError(reply.reason)
-        raise self._lost(f"it answered {call.call} with {reply.failure}: {reply.reason}", is_alive=True)
+        what = f"it answered {call.call} with {reply.failure}: {reply.reason}"
+        raise self._lost(what, _tenant_of(call), is_alive=True)
 
     def _receive(self, what: str, within_s: float, asked: Numbered | None = None) -> Reply:
         """The reply to a call, or the greeting."""
         assert self._pipe is not None, "there is no child"
+        tenant = None if asked is None else _tenant_of(asked.call)
         last_s = time.monotonic() + within_s
 
         def until_s() -> float:
@@ -268,13 +270,14 @@ class RemoteEngine:
                 self._pipe.send(CALLS, asked, until_s)
             reply = self._pipe.receive(REPLIES, until_s)
         except Silence:
-            raise self._lost(f"it did not answer {what} in time", is_alive=True) from None
+            raise self._lost(f"it did not answer {what} in time", tenant, is_alive=True) from None
         except Ended:
-            raise self._lost(f"it ended during {what}") from None
+            raise self._lost(f"it ended during {what}", tenant) from None
         except WireError as error:
-            raise self._lost(f"its answer to {what} is none: {error}", is_alive=True) from None
+            raise self._lost(f"its answer to {what} is none: {error}", tenant, is_alive=True) from None
         if reply.number != self._number:
-            raise self._lost(f"it answered call {reply.number}, not {self._number}, {what}", is_alive=True)
+            wrong = f"it answered call {reply.number}, not {self._number}, {what}"
+            raise self._lost(wrong, tenant, is_alive=True)
         return reply
 
     def _due(self, value: T | None, call: str) -> T:
@@ -283,17 +286,26 @@ class RemoteEngine:
             raise self._lost(f"its answer to {call} lacks the result", is_alive=True)
         return value
 
-    def _lost(self, what: str, *, is_alive: bool = False) -> EngineDied:
-        """The child counts as dead, and is killed if it ``is_alive``; until ``kill``, every call says so."""
+    def _lost(self, what: str, tenant: str | None = None, *, is_alive: bool = False) -> EngineDied:
+        """The child counts as dead, and is killed if it ``is_alive``; until ``kill``, every call says so.
+
+        ``tenant`` is whom the call was for; the child has failed at it unless it was killed by somebody else.
+        """
         process = self._process
         assert process is not None, "there is no child"
         if not is_alive:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_S)
-        how = "killed for it" if process.poll() is None else _spoken(process.returncode)
+        status = process.poll()
+        how = "killed for it" if status is None else _spoken(status)
+        was_killed = status is not None and status < 0
         process.kill()
-        self._death = EngineDied(f"{what}: {how}", process.wait())
+        self._death = EngineDied(f"{what}: {how}", process.wait(), None if was_killed else tenant)
         return self._death
+
+
+def _tenant_of(call: wire.Call) -> str | None:
+    return getattr(call, "tenant", None)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ LOOK_NS = 200_000_000
 """How often an idle world looks whether its engine still lives."""
 AGAIN_S = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Pauses before an engine that did not come up is started again."""
+FAILURES_MAX = 3
+"""How many engines may fail, by themselves, while they work for one tenant; then it is given up."""
 STOP_WITHIN_S = 3.0
 """What a step under way may still take when the world is to stop; then its engine is killed."""
 
@@ -131,6 +134,7 @@ class LiveWorld(World):
         self._sampled_ns = 0
         self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
         self._names: set[str] = set()
+        self._failures: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._stopped: _Stop | None = None
         self._words.put(_Budget(0, budget_bytes))
@@ -169,8 +173,7 @@ class LiveWorld(World):
         Raises what ``RemoteEngine.start`` does if there is no engine to begin with.
         """
         try:
-            if self._child is not None:
-                self._start()
+            self._come_up()
             self._epoch_ns = self._clock_ns()
             while self._stopped is None:
                 try:
@@ -179,7 +182,7 @@ class LiveWorld(World):
                     self._note_end(death)
                     self._hear()
                     if self._stopped is None:  # else it may only have been too slow to stop
-                        self._come_back()
+                        self._come_back(death.tenant)
             self._log.write("end", self._now_ns, reason=self._stopped.reason)
         finally:
             self._engine.kill()
@@ -208,6 +211,16 @@ class LiveWorld(World):
         with suppress(queue.Empty):
             self._take(self._words.get(timeout=max(0, until_ns - self._now_ns) / 1e9))
 
+    def _come_up(self) -> None:
+        """The engine to begin with; none if the world was stopped meanwhile."""
+        try:
+            if self._child is not None:
+                self._start()
+        except EngineDied:
+            self._hear()
+            if self._stopped is None:
+                raise
+
     def _start(self) -> None:
         assert self._child is not None
         begin_ns = self._clock_ns()
@@ -218,9 +231,19 @@ class LiveWorld(World):
     def _note_end(self, death: EngineDied) -> None:
         self._log.write("engine", self._now_ns, what="ended", reason=death.reason, status=death.status)
 
-    def _come_back(self) -> None:
-        """Everything is lost; begin again as soon as there is as much memory as the engine died with."""
+    def _come_back(self, tenant: str | None) -> None:
+        """Everything is lost; begin again as soon as there is as much memory as the engine died with.
+
+        Without ``tenant``, if engines have failed at that one again and again: it would cost all others theirs, too.
+        """
         needed = self._die()
+        if tenant in self._guests:
+            assert tenant is not None
+            self._failures[tenant] += 1
+            if self._failures[tenant] == FAILURES_MAX:
+                self._log.write("engine", self._now_ns, what="gave up", tenant=tenant)
+                self._forget(tenant)
+                self._report(e.TenantCancelled(at_ns=self._now_ns, tenant=tenant))
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
         for pause_s in chain(AGAIN_S, repeat(AGAIN_S[-1])):
@@ -287,6 +310,7 @@ class LiveWorld(World):
             self._deadline_ns = None
 
     def _forget(self, tenant: str) -> Guest | None:
+        self._failures.pop(tenant, None)
         with self._lock:
             self._names.discard(tenant)
         return super()._forget(tenant)

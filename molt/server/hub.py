@@ -315,6 +315,10 @@ class Hub:
         elif isinstance(record, e.TenantFinished):
             if self._tenants.pop(tenant.name, None) is not None:
                 self._gone(tenant, record.reason)
+        elif isinstance(record, e.TenantCancelled):  # whoever left is not here: it is the world that gave up
+            del self._tenants[tenant.name]
+            tenant.records.put_nowait(Broken("the engine fails at this answer", "engine_failed"))
+            self._gone(tenant, "failed")
         elif before != (tenant.phase, tenant.rung):
             self._tell_of(tenant)
 

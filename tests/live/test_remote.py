@@ -192,6 +192,21 @@ def test_whoever_does_not_keep_to_the_protocol_counts_as_dead(how: str, reason: 
         engine.kill()
 
 
+def test_a_death_says_whether_the_engine_failed_at_somebody(engine: RemoteEngine) -> None:
+    """It has, when it ends by itself during a call that is about a tenant; not, when it is killed."""
+    engine.start()
+    with pytest.raises(EngineDied, match="it ended during decode: exit status 1") as failed:
+        engine.decode("nobody it knows", 1)
+    assert (failed.value.status, failed.value.tenant) == (1, "nobody it knows")
+    engine.kill()
+    engine.start()
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="killed by SIGKILL") as killed:
+        engine.decode("somebody", 1)
+    assert (killed.value.status, killed.value.tenant) == (-signal.SIGKILL, None)
+
+
 def test_who_does_not_come_up_is_told() -> None:
     """Not in time, or not at all; and a refusal is bad input."""
     for how, kind, reason in (
@@ -409,6 +424,15 @@ def test_it_stops_although_the_engine_hangs(tmp_path: Path) -> None:
     assert life.failure is None
     assert [r["what"] for r in life.records("engine")] == ["started", "ended"]
     assert life.of(e.ProcessKilled) == []
+    assert life.records("end")[0]["reason"] == "the test is over"
+
+
+def test_it_stops_before_there_is_an_engine(tmp_path: Path) -> None:
+    """One that does not come up in time is no failure of a world that is to stop."""
+    engine = liar("does not greet", Patience())
+    with live(engine, tmp_path / "log") as life:
+        pass
+    assert life.failure is None
     assert life.records("end")[0]["reason"] == "the test is over"
 
 

@@ -95,6 +95,8 @@ class Faulty(Paced):
     loads = switches = spills = restores = 0
     dies_at: tuple[str, int] | None = None
     """The call in which the process dies, and the how manieth of its kind that is."""
+    poison = ""
+    """A tenant for whom it cannot decode."""
 
     def __init__(self, ladder: Ladder, costs: CostModel, elapse: Callable[[int], None]) -> None:
         super().__init__(ladder, costs, elapse)
@@ -130,6 +132,8 @@ class Faulty(Paced):
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         self._may_die("decode")
+        if tenant == self.poison:
+            raise EngineDied("it ended during decode: exit status 1", 1, tenant)
         return super().decode(tenant, count, heal)
 
     def switch(
@@ -265,6 +269,21 @@ def test_a_death_anywhere_is_a_fact_and_answers_begin_anew(dies_at: tuple[str, i
     assert {r["tenant"]: r["attempt"] for r in again} == {
         r["tenant"]: 1 + (r["tenant"] in begun) for r in again
     }
+
+
+def test_whom_every_engine_fails_at_is_given_up() -> None:
+    """After three of them; before that it begins anew like everybody, and the others come through."""
+    lived = _rough(poison="chat")
+    engines = [r for r in lived.records if r["kind"] == "engine"]
+    assert [r["what"] for r in engines] == ["ended", "ended", "ended", "gave up"]
+    arrivals = [
+        r["attempt"] for r in lived.records if r.get("type") == "TenantArrived" and r["tenant"] == "chat"
+    ]
+    assert arrivals == [1, 2, 3]
+    assert [r["tenant"] for r in lived.records if r.get("type") == "TenantCancelled"] == ["chat"]
+    assert [r["tenant"] for r in lived.records if r.get("type") == "TenantFinished"] == ["late"]
+    assert _tokens_of_last_attempts(lived)["late"] == 60
+    assert {violation["invariant"] for violation in lived.violations} == {"nobody_is_dead"}
 
 
 def test_who_leaves_frees_its_memory_at_the_next_boundary() -> None:
