@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from molt.engine.protocol import EngineDied
 from molt.live.world import LiveWorld
 from molt.server.answering import Telling
 from molt.server.limits import Limits
@@ -354,6 +355,23 @@ def test_a_world_that_fails_ends_the_answers_and_the_server(monkeypatch: pytest.
         assert (broken["error"]["code"], end) == ("engine_failed", "[DONE]")
         assert "division" not in str(broken)
         assert isinstance(local.hub.failure, ZeroDivisionError)
+
+
+def test_whom_the_world_gives_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer at which every engine fails ends with a word, and the next one is served."""
+    with running() as local, local.client() as client:
+        decode = local.engine.decode
+
+        def fail(tenant: str, count: int, heal: int = 0) -> Any:
+            raise EngineDied("it ended during decode: exit status 1", 1, tenant)
+
+        monkeypatch.setattr(local.engine, "decode", fail)
+        *_, broken, end = streamed(client, chat())
+        assert (broken["error"]["code"], end) == ("engine_failed", "[DONE]")
+        assert local.hub.kills == 3
+        monkeypatch.setattr(local.engine, "decode", decode)
+        assert streamed(client, chat())[-1] == "[DONE]"
+        assert local.hub.waiting() == local.hub.running() == 0
 
 
 def test_a_budget_that_is_set_while_the_model_loads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
