@@ -292,7 +292,7 @@ class Arm:
         )  # fmt: skip
         reaction_ns = reaction(run, self._pulse)
         vigil = self._home.vigil(setting.signal, self._stage.share, reaction_ns())
-        self._attendant = Attendant(self._stage, self._world, self._log, vigil, reaction_ns, [])
+        self._attendant = Attendant(self._stage, self._world, self._log, vigil, self._pulse, reaction_ns, [])
         self._begin.set()
         self._attendant.start(time.monotonic_ns())
 

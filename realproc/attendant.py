@@ -28,6 +28,7 @@ from realproc.budget import Share, Teller
 from realproc.lookout import Vigil
 from realproc.place import Place
 from realproc.pressure import Allocator, Holding
+from realproc.pulse import Pulse
 from realproc.signals import MS_NS
 from realproc.toll import ALLOCATOR, ENGINE, Toll
 
@@ -96,10 +97,12 @@ class Attendant:
         world: LiveWorld,
         log: Log,
         vigil: Vigil,
+        pulse: Pulse,
         reaction_ns: Callable[[], int],
         due: Iterable[Due],
     ) -> None:
         """``reaction_ns`` says how long the world takes to give memory back, as it seems now."""
+        self._pulse = pulse
         self._stage, self._world, self._log, self._vigil = stage, world, log, vigil
         self._reaction_ns = reaction_ns
         self._teller = Teller(stage.share, stage.told_bytes)
@@ -186,7 +189,9 @@ class Attendant:
         standing = self._stage.place.standing(self._stage.engine.pid, self._taken_bytes)
         self._held_max_bytes = max(self._held_max_bytes, standing.held_bytes)
         self._own_max_bytes = max(self._own_max_bytes, standing.own_bytes)
-        told = self._teller.hear(standing, awake=awake, reaction_ns=self._reaction_ns())
+        told = self._teller.hear(
+            standing, awake=awake, reaction_ns=self._reaction_ns(), kept_bytes=self._pulse.kept_bytes
+        )
         if told is None:
             return
         self._log.write(

@@ -86,12 +86,15 @@ class Teller:
         self._recent: deque[Observation] = deque()  # of what others use
         self._expected: deque[tuple[int, int]] = deque()  # times and budgets of the last while
 
-    def hear(self, standing: Standing, *, awake: bool, reaction_ns: int) -> Told | None:
-        """What to tell now, if anything; ``reaction_ns`` is what the process takes to give memory back."""
+    def hear(self, standing: Standing, *, awake: bool, reaction_ns: int, kept_bytes: int = 0) -> Told | None:
+        """What to tell now, if anything.
+
+        ``reaction_ns`` is what the process takes to give memory back, ``kept_bytes`` the size of its caches.
+        """
         others = Observation(standing.at_ns, standing.others_bytes, self._share.limit_bytes)
         rate = self._rate(others)
         remember(self._recent, others)
-        budget_bytes = self._budget(standing, rate * reaction_ns // SECOND_NS)
+        budget_bytes = self._budget(standing, rate * reaction_ns // SECOND_NS, kept_bytes)
         lasting_bytes = self._least_lately(standing.at_ns, budget_bytes)
         if budget_bytes <= self._told_bytes - QUANTUM_BYTES and awake:
             self._told_bytes = budget_bytes
@@ -106,15 +109,16 @@ class Teller:
         least_bytes = min((seen.usage_bytes for seen in self._recent), default=others.usage_bytes)
         return growth(self._recent, others) if others.usage_bytes >= least_bytes + QUANTUM_BYTES else 0
 
-    def _budget(self, standing: Standing, ahead_bytes: int) -> int:
+    def _budget(self, standing: Standing, ahead_bytes: int, kept_bytes: int) -> int:
         """The budget now; or, if others would meet the line before a reaction is over, the one to come.
 
-        Of what is to come no more than half is believed at once: whoever is told that nothing will be left pulls levers
-        that take long, and the next look is 10 ms away.
+        Of what is to come nothing is told that caches would not survive: weights go back at once, but levers that take
+        long wait until it has come.
         """
         budget_bytes = self._share.budget_bytes(standing.others_bytes)
         pressing = standing.held_bytes + ahead_bytes > self._share.line_bytes
-        return max(budget_bytes - ahead_bytes, budget_bytes // 2) if pressing else budget_bytes
+        least_bytes = min(budget_bytes, kept_bytes + QUANTUM_BYTES)
+        return max(budget_bytes - ahead_bytes, least_bytes) if pressing else budget_bytes
 
     def _least_lately(self, at_ns: int, budget_bytes: int) -> int:
         """The least budget of the last while, with this one."""

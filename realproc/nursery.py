@@ -127,7 +127,7 @@ class Nursery:
 
     def status_of(self, pid: int) -> int | None:
         """How a child has ended, if it has."""
-        with self._lock, suppress(OSError):
+        with self._lock, suppress(OSError, ValueError):  # closed
             while self._hear(0.0):
                 pass
         if pid not in self._statuses and self._process.poll() is not None:

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import psutil
 
+from molt.errors import InputError
 from realproc.budget import Ledger, Share, Standing, anonymous_bytes
 from realproc.control_groups import ControlGroups, read_groups
 from realproc.guard import Ceilings, Guard
@@ -25,6 +26,7 @@ from realproc.signals import SIGNALS, Meter, Observation, best_signal
 
 WARM_UP_BYTES = 1024 * MIB
 """What Python, tensor libraries and their warming up may take, before it is known what they do take."""
+WITHOUT = "or leave the kernel out of it: --no-cgroup"
 OOM_SCORE = 1000
 FASTEST_BYTES_PER_S = 1024 * MIB
 """The fastest growth that a signal which is told a usage to wake at should meet in time."""
@@ -178,5 +180,11 @@ def place(
     if not limited:
         yield OpenPlace()
         return
-    with Guard(warm_bytes + WARM_UP_BYTES, ceilings, groups or read_groups()) as guard:
+    guard = Guard(warm_bytes + WARM_UP_BYTES, ceilings, groups or read_groups())
+    try:
+        guard.__enter__()
+    except InputError as refusal:
+        raise InputError(f"{refusal}; {WITHOUT}") from None
+    with contextlib.ExitStack() as stack:
+        stack.push(guard)
         yield LimitedPlace(guard, nice)

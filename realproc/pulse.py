@@ -6,7 +6,7 @@ import time
 from collections import deque
 
 from molt.core.events import LoadProgressed, PromptRead, RungLoaded, Switched, TokensProduced
-from molt.live.world import Heard
+from molt.live.world import Heard, MemorySample
 
 REMEMBERED = 8
 STEPS = (TokensProduced, PromptRead, LoadProgressed, RungLoaded, Switched)
@@ -18,11 +18,16 @@ class Pulse:
     def __init__(self, longest_ns: int) -> None:
         """``longest_ns`` is what a step may take at the most, and is assumed until the first has ended."""
         self._longest_ns = longest_ns
+        self.kept_bytes = 0
+        """What caches take, by the books of the world."""
         self._last_ns = time.monotonic_ns()
         self._lately: deque[int] = deque([longest_ns], maxlen=REMEMBERED)
 
     def hear(self, heard: Heard) -> None:
         """Something has happened in the world."""
+        if isinstance(heard, MemorySample):
+            self.kept_bytes = sum(heard.parts.get("kv", {}).values())
+            return
         now_ns = time.monotonic_ns()
         if isinstance(heard, STEPS):  # it may have been idle before: then nobody waited for so long
             self._lately.append(min(self._longest_ns, now_ns - self._last_ns))

@@ -167,7 +167,7 @@ def play(run: Job, stage: Stage, world: LiveWorld, log: SharedLog, pulse: Pulse,
     vigil = stage.place.vigil(signal, stage.share, reaction_ns())
     horizon = Due(run.scenario.horizon_ns, lambda: attendant.end("horizon"))
     attendant = Attendant(
-        stage, world, log, vigil, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
+        stage, world, log, vigil, pulse, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
     )
     start_ns = time.monotonic_ns()
     stage.allocator.follow(occupied(run.scenario.budgets, stage.budget_bytes), start_ns)

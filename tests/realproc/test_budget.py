@@ -51,9 +51,19 @@ def test_a_rise_that_does_not_last_is_not_told() -> None:
 
 
 def test_a_jump_near_the_line_is_taken_for_the_beginning_of_more() -> None:
-    """10 MiB within 10 ms may be 1 GiB a second, of which half is believed at once; a while later it was not."""
+    """10 MiB within 10 ms may be 1 GiB a second; a while later it was not."""
     news = told(lambda ms: 10 * MIB if ms >= 100 else 0, 1000, own=50 * MIB)
-    assert news == [(100, 33 * MIB), (200, 66 * MIB)]
+    assert news == [(100, 16 * MIB), (200, 66 * MIB)]
+
+
+def test_ahead_of_time_nothing_is_told_that_caches_would_not_survive() -> None:
+    """Growth of 1 GiB/s leaves nothing; the caches take 30 MiB, and there are 50 left still."""
+    teller = Teller(SHARE, SHARE.budget_bytes(0))
+    own = 64 * MIB
+    for at_ms, others, told_bytes in ((0, 0, None), (10, 10, 31), (20, 20, None), (30, 50, 26)):
+        standing = Standing(at_ms * MS_NS, others * MIB + own, own)
+        news = teller.hear(standing, awake=True, reaction_ns=100 * MS_NS, kept_bytes=30 * MIB)
+        assert (news.budget_bytes // MIB if news else None) == told_bytes
 
 
 @given(st.integers(0, 2**20 - 1), st.integers(1, 50))

@@ -32,10 +32,8 @@ def test_warming_up_uses_every_rung_and_leaves_nothing() -> None:
     assert set(names) | {f"to {name}" for name in names[1:]} == set(used)
     assert [watched.weight_bytes(name) for name in names] == [0] * len(names)
     assert watched.cache_bytes("warm-up") == 0
-    most = max(
-        upper.resident_bytes + lower.resident_bytes
-        for upper, lower in zip(LADDER.rungs, LADDER.rungs[1:], strict=False)
-    )
+    pairs = zip(LADDER.rungs, LADDER.rungs[1:], strict=False)
+    most = max(upper.resident_bytes + lower.resident_bytes for upper, lower in pairs)
     assert r.warm_up_bytes(LADDER) > most
 
 

@@ -1,0 +1,142 @@
+"""A scenario with real processes, from the command to the tables: with a group that kills, and without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from molt import log
+from molt.errors import InputError
+from realproc import run as r
+from realproc.control_groups import ControlGroups
+from reports.schema import read_summary
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCENARIO = """
+name: short
+ladder: pico
+horizon: 4s
+seed: 7
+trace:
+  steps:
+    - {at: 0s, budget: 190% of tier0}
+    - {at: 1500ms, budget: 12MiB}
+    - {at: 3s, budget: 190% of tier0}
+policies: [hold, molt]
+tenants:
+  - name: chat
+    kind: foreground
+    arrives: 0s
+    prompt: {text: Once upon a time there was a small house}
+    max_tokens: 1500
+    stop: never
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    path = tmp_path / "short.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    return path
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "realproc.run", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    _, found = log.read(folder / "events.jsonl")
+    return [record for record in found if record["kind"] in kinds]
+
+
+def test_who_holds_is_killed_by_the_kernel(real_groups: ControlGroups, scenario: Path) -> None:
+    """The log goes on: the engine is started again, and what the kernel counted is in the summary. Nothing is left."""
+    out = scenario.parent / "out"
+    done = command(str(scenario), "--policy", "hold", "--rate", "max", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "engine" in next(line for line in done.stdout.splitlines() if line.startswith("victims"))
+    numbers = read_summary(out / "summary.json").policies["hold"]
+    assert numbers.killed >= 1
+    assert numbers.log_complete
+    assert numbers.real is not None
+    assert numbers.real.kernel_kills is not None
+    assert numbers.real.kernel_kills >= 1
+    assert numbers.real.victims
+    ends = [record for record in records(out / "hold", "engine") if record["what"] == "ended"]
+    assert ends[0]["status"] == -9
+    limits = {record["limit_bytes"] for record in records(out / "hold", "kernel")}
+    assert len(limits) == 1
+    folders = [Path(folder) for folder in real_groups.memory_folders]
+    assert not any(group for folder in folders for group in folder.glob("molt-run-*"))
+
+
+def test_without_a_group_it_reacts_to_a_declared_budget(scenario: Path) -> None:
+    out = scenario.parent / "out"
+    done = command(str(scenario), "--policy", "molt", "--no-cgroup", "--json", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    numbers = json.loads(done.stdout)["policies"]["molt"]
+    assert numbers["killed"] == 0
+    assert numbers["real"]["kernel_kills"] is None
+    assert numbers["real"]["release_ms"]["n"] >= 1
+    told = [record["budget_bytes"] for record in records(out / "molt", "signal")]
+    assert min(told) <= 12 * 2**20
+    assert max(record["taken_bytes"] for record in records(out / "molt", "pressure")) >= 39 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--signal", "poll-5ms"), "--signal: 'poll-5ms' is not known; did you mean 'poll-10ms'?"),
+        (("--rate", "0MiB"), "--rate: '0MiB': a rate is more than nothing"),
+        (("--rate", "fast"), "--rate: 'fast'"),
+        (("--margin", "4"), "--margin: '4'"),
+        (("--slowdown", "0.5"), "slowdown: 0.5: no machine is faster than it is"),
+        (("--policy", "mold"), "'mold' is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    scenario: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = command(str(scenario), *arguments, "--out", str(scenario.parent / "out"))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (scenario.parent / "out").exists()
+
+
+def test_where_no_group_can_be_had(monkeypatch: pytest.MonkeyPatch, scenario: Path) -> None:
+    """It says so, and what to do; nothing was started."""
+    nothing = ControlGroups("none", None, (), None, None, None)
+    monkeypatch.setattr("realproc.place.read_groups", lambda: nothing)
+    run = r.job.prepare(scenario, policies=["hold"])
+    (contender,) = r.contenders(run, mapped=False)
+    with pytest.raises(InputError, match=r"no memory controller is mounted; `molt doctor`.*--no-cgroup"):
+        r.perform(run, contender, r.Setting(), scenario.parent)
+
+
+def test_hold_is_there_a_second_time_on_mapped_weights(scenario: Path) -> None:
+    run = r.job.prepare(scenario)
+    assert [c.name for c in r.contenders(run, mapped=True)] == ["hold", r.MAPPED, "molt"]
+    mapped = r.contenders(run, mapped=True)[1]
+    assert all(rung.mapped for rung in r.ladder_of(run, mapped).rungs)
+    assert [c.name for c in r.contenders(run, mapped=False)] == ["hold", "molt"]
+    assert r.header_of(run, mapped, r.Setting())["policy"]["name"] == r.MAPPED
+
+
+def test_the_margin_is_a_share_where_budgets_are_large() -> None:
+    assert r.Setting().margin_of(52 * 2**20) == 4 * 2**20
+    assert r.Setting().margin_of(8500 * 2**20) == 85 * 2**20
+    assert r.Setting(margin_bytes=7).margin_of(2**40) == 7
