@@ -118,7 +118,7 @@ def test_what_bounds_and_presses_real_processes_needs_no_torch() -> None:
     import subprocess
 
     program = (
-        "import sys, realproc.guard, realproc.lookout, realproc.pressure, realproc.watchdog; "
+        "import sys, realproc.guard, realproc.lookout, realproc.pressure, realproc.watchdog, realproc.attendant; "
         "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(
