@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from tokenizers import Tokenizer
@@ -82,7 +81,7 @@ class _Generation:
 class RealEngine:
     """``molt.engine.protocol.Engine`` over torch.
 
-    Caches are spilled to ``spill_folder``, whose owner removes it, or else to a folder that goes with the engine.
+    ``spill_folder`` is on the disk to which caches are spilled; ``None``: where temporary files go.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class RealEngine:
         self._laboratory: dict[str, _Loaded] = {}
         self._generations: dict[str, _Generation] = {}
         self._spill_folder = spill_folder
-        self._folder: TemporaryDirectory[str] | None = None
 
     # -- weights
 
@@ -233,7 +231,7 @@ class RealEngine:
         generation = self._generations[tenant]
         with no_memory_is(SpillError, "to write it"):
             empty = self._empty_cache(generation.rung, capacity=0)
-            generation.spilled = spill(generation.cache, self._place_to_spill())
+            generation.spilled = spill(generation.cache, self._spill_folder)
         freed = generation.cache.nbytes
         generation.cache = empty
         return freed
@@ -276,8 +274,8 @@ class RealEngine:
 
     def kill(self) -> None:
         """Lose everything at once."""
-        self._generations.clear()
-        self._folder = None
+        for tenant in tuple(self._generations):
+            self.finish(tenant)
         self._loading.clear()
         for rung in tuple(self._loaded):
             self.release(rung)
@@ -329,13 +327,6 @@ class RealEngine:
         resident = as_resident(loaded.decoder, self._spec, rung)
         memory = (lambda: None) if loaded.arena is None else loaded.arena.watch()
         yield _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
-
-    def _place_to_spill(self) -> Path:
-        if self._spill_folder is not None:
-            return self._spill_folder
-        if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="molt-spilled-")
-        return Path(self._folder.name)
 
     def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
         return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity, self._device)

@@ -1,15 +1,18 @@
 """A cache on disk: written layer by layer with a checksum, and taken back only if it is the same bit for bit.
 
-The file is private to the process that wrote it and lives no longer: positions, geometry and checksum stay in
-memory, so nothing in the file is trusted. At most one layer is in memory twice.
+The file has no name, so that it goes with the process that wrote it, however that ends. Positions, geometry and
+checksum stay in memory: nothing in the file is trusted. At most one layer is in memory twice.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
+from tempfile import TemporaryFile
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -23,70 +26,70 @@ from molt.kv.cache import PreallocatedCache
 class Spilled:
     """Where a cache is, and what it must be when it comes back."""
 
-    path: Path
+    file: IO[bytes]
     layout: KVLayout
     positions: tuple[int, ...]
     digest: bytes
 
     def forget(self) -> None:
-        """Remove the file; it may be gone already."""
-        self.path.unlink(missing_ok=True)
+        """Let the file go."""
+        self.file.close()
 
 
 @torch.inference_mode()
-def spill(cache: PreallocatedCache, folder: Path) -> Spilled:
-    """Write the cells of a cache into a new file of ``folder``; the cache itself stays as it is.
+def spill(cache: PreallocatedCache, folder: Path | None = None) -> Spilled:
+    """Write the cells of a cache to disk; the cache itself stays as it is.
 
-    Raises ``SpillError``, leaving no file behind, if the disk is full or does not take what it is given.
+    ``folder`` says on which disk; if it is ``None``, where temporary files go. Raises ``SpillError`` if the disk is
+    full or does not take what it is given.
     """
-    path = folder / f"{uuid4().hex}.cache"
-    try:
-        digest = _write(cache, path)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise SpillError(f"{path}: {error.strerror or error}") from error
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return Spilled(path, cache.layout, tuple(cache.positions), digest)
+    with ExitStack() as on_failure, _faults():
+        file = on_failure.enter_context(TemporaryFile(buffering=0, dir=folder))
+        digest = _write(cache, file)
+        on_failure.pop_all()
+    return Spilled(file, cache.layout, tuple(cache.positions), digest)
 
 
 @torch.inference_mode()
 def restore(spilled: Spilled, cache: PreallocatedCache) -> None:
     """Read spilled cells into an empty cache with room for them; the file is gone afterwards, whatever happens.
 
-    Raises ``SpillError`` if the file is missing, short, longer, or altered; the cache is still empty then.
+    Raises ``SpillError`` if the file is short, longer, or altered; the cache is still empty then.
     """
     cells = len(spilled.positions)
     assert cache.layout == spilled.layout, "a cache comes back in the geometry it left in"
     assert cache.cells == 0, f"{cache.cells} cells are there already"
     assert cache.capacity >= cells, f"room for {cache.capacity} of {cells} cells"
     digest = hashlib.blake2b()
-    try:
-        with spilled.path.open("rb", buffering=0) as file:
-            for layer in range(spilled.layout.layers):
-                keys, values = (_read(file, part, digest) for part in _empty_like(cache, layer, cells))
-                cache.put(layer, keys, values)
-            is_whole = not file.read(1)
-    except OSError as error:
-        raise SpillError(f"{spilled.path}: {error.strerror or error}") from error
-    finally:
-        spilled.forget()
+    with spilled.file as file, _faults():
+        file.seek(0)
+        for layer in range(spilled.layout.layers):
+            keys, values = (_read(file, part, digest) for part in _empty_like(cache, layer, cells))
+            cache.put(layer, keys, values)
+        is_whole = not file.read(1)
     if not is_whole or digest.digest() != spilled.digest:
-        raise SpillError(f"{spilled.path}: not what was written")
+        raise SpillError("what came back from disk is not what was written")
     cache.commit(spilled.positions)
 
 
-def _write(cache: PreallocatedCache, path: Path) -> bytes:
+@contextmanager
+def _faults() -> Iterator[None]:
+    """What the disk cannot do is a ``SpillError``."""
+    try:
+        yield
+    except OSError as error:
+        raise SpillError(f"a cache on disk: {error.strerror or error}") from error
+
+
+def _write(cache: PreallocatedCache, file: IO[bytes]) -> bytes:
     """Write all cells; returns their checksum."""
     digest = hashlib.blake2b()
-    with path.open("wb", buffering=0) as file:
-        for layer in range(cache.layout.layers):
-            for tensor in cache.up_to(layer, cache.cells):
-                data = _bytes(tensor.contiguous().cpu())
-                digest.update(data)
-                if file.write(data) != len(data):
-                    raise SpillError(f"{path}: the disk took only a part of a layer")
+    for layer in range(cache.layout.layers):
+        for tensor in cache.up_to(layer, cache.cells):
+            data = _bytes(tensor.contiguous().cpu())
+            digest.update(data)
+            if file.write(data) != len(data):
+                raise SpillError("the disk took only a part of a layer")
     return digest.digest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -147,8 +148,11 @@ def test_a_shed_park_or_growth_without_memory_loses_no_cell_it_keeps(spec: Ladde
     assert every(attempt) > 5
 
 
-def test_a_spill_without_memory_leaves_the_cache_and_no_file(spec: LadderSpec) -> None:  # noqa: F811
-    engine = with_every_rung(spec)
+def test_a_spill_without_memory_leaves_the_cache_and_no_file(
+    spec: LadderSpec,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    engine = with_every_rung(spec, spill_folder=tmp_path)
     whole = undisturbed(engine, request())
 
     def attempt(fails: int) -> bool:
@@ -165,7 +169,7 @@ def test_a_spill_without_memory_leaves_the_cache_and_no_file(spec: LadderSpec) -
         else:
             failed = False
         engine.finish("tenant")
-        assert engine._folder is not None
+        assert list(tmp_path.iterdir()) == []
         return failed
 
     assert every(attempt) > 3

@@ -8,11 +8,12 @@ one left alone.
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -162,8 +163,8 @@ def engine(spec: LadderSpec) -> Engine:
     return with_every_rung(spec)
 
 
-def with_every_rung(spec: LadderSpec) -> RealEngine:
-    engine = RealEngine(spec)
+def with_every_rung(spec: LadderSpec, **options: Any) -> RealEngine:
+    engine = RealEngine(spec, **options)
     for rung in spec.rungs:
         engine.load(rung.name)
     return engine
@@ -428,17 +429,24 @@ def test_an_answer_goes_on_from_a_cache_that_was_on_disk(engine: RealEngine) -> 
     assert first + engine.decode("tenant", 99).ids == whole.ids
 
 
-def test_a_spilled_cache_that_is_dropped_leaves_no_file(engine: RealEngine) -> None:
+@pytest.mark.parametrize("end", ["shed", "finish", "kill"])
+def test_a_spilled_cache_that_is_dropped_leaves_no_file(spec: LadderSpec, tmp_path: Path, end: str) -> None:
+    """It never had a name, and its bytes go with the cache."""
+    engine = with_every_rung(spec, spill_folder=tmp_path)
     start(engine, request())
     engine.park("tenant")
     engine.spill("tenant")
-    assert engine._folder is not None
-    folder = Path(engine._folder.name)
-    assert len(list(folder.iterdir())) == 1
-    engine.shed("tenant", 0, "small")
-    assert list(folder.iterdir()) == []
-    engine.kill()
-    assert not folder.exists()
+    spilled = engine._generations["tenant"].spilled
+    assert spilled is not None
+    assert list(tmp_path.iterdir()) == []
+    assert os.fstat(spilled.file.fileno()).st_size > 0
+    if end == "shed":
+        engine.shed("tenant", 0, "small")
+    elif end == "finish":
+        engine.finish("tenant")
+    else:
+        engine.kill()
+    assert spilled.file.closed
 
 
 # ------------------------------------------------------------------------------------------------------ healing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import molt.kv.spill
 from molt.engine.protocol import SpillError
 from molt.kv.cache import PreallocatedCache
 from molt.kv.spill import restore, spill
@@ -29,34 +31,39 @@ def test_what_comes_back_is_what_left_bit_for_bit(
     cache.shed(keep, sinks=4)  # with a gap among its positions
     before = cache.export()
     back = room_for(cache, spare=3)
-    restore(spill(cache, tmp_path), back)
+    spilled = spill(cache, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    restore(spilled, back)
     after = back.export()
     assert torch.equal(after.keys, before.keys)
     assert torch.equal(after.values, before.values)
     assert torch.equal(after.positions, before.positions)
-    assert list(tmp_path.iterdir()) == []
+    assert spilled.file.closed
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
-    "a bit": lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]),
-    "the last byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "one byte more": lambda path: path.write_bytes(path.read_bytes() + b"x"),
-    "everything": lambda path: path.write_bytes(b""),
-    "the file": lambda path: path.unlink(),
+def size_of(file: int) -> int:
+    return os.fstat(file).st_size
+
+
+DAMAGE: dict[str, Callable[[int], object]] = {
+    "a bit": lambda file: os.pwrite(file, bytes([os.pread(file, 1, 0)[0] ^ 1]), 0),
+    "the last byte": lambda file: os.ftruncate(file, size_of(file) - 1),
+    "one byte more": lambda file: os.pwrite(file, b"x", size_of(file)),
+    "everything": lambda file: os.ftruncate(file, 0),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_an_altered_file_is_refused_and_the_room_stays_empty(
-    large: TinyRung, ids: list[int], tmp_path: Path, damage: Callable[[Path], object]
+    large: TinyRung, ids: list[int], tmp_path: Path, damage: Callable[[int], object]
 ) -> None:
     cache = large.read_afresh(ids)
     spilled, back = spill(cache, tmp_path), room_for(cache)
-    damage(spilled.path)
+    damage(spilled.file.fileno())
     with pytest.raises(SpillError):
         restore(spilled, back)
     assert back.cells == 0
-    assert list(tmp_path.iterdir()) == []
+    assert spilled.file.closed
 
 
 class FullDisk(io.FileIO):
@@ -76,7 +83,7 @@ class ShortWrites(io.FileIO):
 
 
 @pytest.mark.parametrize(("disk", "words"), [(FullDisk, "No space left"), (ShortWrites, "only a part")])
-def test_a_disk_that_does_not_take_it_is_told_and_leaves_no_file(
+def test_a_disk_that_does_not_take_it_is_told(
     large: TinyRung,
     ids: list[int],
     tmp_path: Path,
@@ -86,9 +93,12 @@ def test_a_disk_that_does_not_take_it_is_told_and_leaves_no_file(
 ) -> None:
     cache = large.read_afresh(ids)
     before = cache.export()
-    monkeypatch.setattr(Path, "open", lambda self, mode, buffering=-1: disk(str(self), mode.replace("b", "")))
+    monkeypatch.setattr(molt.kv.spill, "TemporaryFile", lambda buffering, dir: disk(dir / "file", "w"))
     with pytest.raises(SpillError, match=words):
         spill(cache, tmp_path)
-    monkeypatch.undo()
     assert torch.equal(cache.export().keys, before.keys)
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_not_there_is_told(large: TinyRung, ids: list[int], tmp_path: Path) -> None:
+    with pytest.raises(SpillError, match="No such file"):
+        spill(large.read_afresh(ids), tmp_path / "nowhere")
