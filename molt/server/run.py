@@ -27,6 +27,8 @@ from molt.server.protocol import bounded
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AT_ONCE_S = 0.5
+BACKLOG = 128
+"""Connections that wait to be accepted: so many are accepted in one go, before anybody else has a turn."""
 
 
 class _Server(uvicorn.Server):
@@ -48,7 +50,8 @@ async def serve(
         ws="none",
         lifespan="off",
         loop="asyncio",
-        log_level="warning",
+        log_level="error",  # what others send that makes no sense is not written down
+        backlog=BACKLOG,
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -128,7 +131,7 @@ def listen_on(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         raise InputError(f"--host {host} --port {port}: {error.strerror}") from None
-    sock.listen(1024)
+    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
 
@@ -146,7 +149,7 @@ def listen_at(path: Path) -> socket.socket:
         raise InputError(f"--admin-socket: {path}: {error.strerror}") from None
     finally:
         os.umask(before)
-    sock.listen(16)
+    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TextIO
 
 import httpx2
 import pytest
@@ -75,7 +75,7 @@ class Local:
     url: str
     hub: Hub
     engine: Talker
-    log: io.StringIO
+    log: TextIO
     spec: LadderSpec = field(repr=False)
 
     def client(self, **options: Any) -> httpx2.Client:
@@ -98,13 +98,14 @@ def running(
     policy: str = "molt",
     log_text: bool = False,
     on_url: Callable[[str], None] = lambda url: None,
+    journal: TextIO | None = None,
 ) -> Iterator[Local]:
     """A server until the context ends; then everything that it was is gone."""
     spec = resolve("pico")
     costs = load_profile("pico", spec.ladder)
     chosen = make_policy(policy, {})
     engine = Talker(spec.ladder, costs, says, pace)
-    journal = io.StringIO()
+    journal = journal or io.StringIO()
     log = (Log if log_text else DiscreetLog)(journal, header(spec, costs, chosen, policy, "modelled"))
     begin_bytes = default_budget(spec.ladder)
     hub = Hub(
