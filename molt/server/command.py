@@ -92,6 +92,7 @@ def command(
     log_text: Annotated[bool, typer.Option(help="Keep the text of answers in the log.")] = False,
 ) -> None:
     """Serve answers over HTTP, in OpenAI's API, under a budget of memory that may change at any time."""
+    token, admin_token = token or None, admin_token or None  # an empty one opens nothing
     if not is_loopback(host) and token is None:
         raise InputError(
             f"--host {host}: others could reach it there: say what they have to bring, with --token"

@@ -156,7 +156,7 @@ def _bearer(headers: Headers) -> str:
 
 
 def _same(given: str, key: str | None) -> bool:
-    return key is not None and hmac.compare_digest(given.encode(), key.encode())
+    return bool(key) and hmac.compare_digest(given.encode(), str(key).encode())
 
 
 def _with_headers(send: Send) -> Send:

@@ -119,9 +119,9 @@ def test_2_another_address_needs_a_token(tmp_path: Path) -> None:
     assert done.stderr.startswith("molt: --host 0.0.0.0: ")
     assert "--token" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    for host in ("::", "192.0.2.1", "example.org"):
+    for host, token in (("::", None), ("192.0.2.1", ""), ("example.org", "")):
         with pytest.raises(InputError, match="--token"):
-            serve(host=host, port=0)
+            serve(host=host, port=0, token=token)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +241,8 @@ def test_5_a_socket_is_for_its_owner_and_needs_no_token(tmp_path: Path) -> None:
             done = client.post("/admin/budget", json={"budget": "20MiB"})
             assert (done.status_code, done.json()["budget_bytes"]) == (200, 20 * MIB)
         assert server.budget("30MiB").status_code == 401
+        with server.client() as client:
+            assert client.post("/admin/budget", json={"budget": 5}).status_code == 401
         server.end(15)
     assert not path.exists()
 
