@@ -294,7 +294,7 @@ class Arm:
         vigil = self._home.vigil(setting.signal, self._stage.share, reaction_ns())
         self._attendant = Attendant(self._stage, self._world, self._log, vigil, self._pulse, reaction_ns, [])
         self._begin.set()
-        self._attendant.start(time.monotonic_ns())
+        self._attendant.start()
 
     def _live(self) -> None:
         """The thread that starts the engine, and stays with it."""

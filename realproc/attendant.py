@@ -27,11 +27,12 @@ from molt.scenario import ResolvedTenant
 from realproc.budget import Share, Teller
 from realproc.lookout import Vigil
 from realproc.place import Place
-from realproc.pressure import Allocator, Holding
+from realproc.pressure import Allocator, Holding, Targets
 from realproc.pulse import Pulse
 from realproc.signals import MS_NS
 from realproc.toll import ALLOCATOR, ENGINE, Toll
 
+BEGIN_LOOK_S = 0.1
 HEARD_MAX = 4096
 """Newest reports of the allocator that are kept for whoever wants to know how fast it was."""
 COUNT_NS = 100 * MS_NS
@@ -109,15 +110,16 @@ class Attendant:
         self._due = sorted(due, key=lambda one: one.at_ns)
         self._thread = threading.Thread(target=self._attend_or_stop, name="attendant", daemon=True)
         self._is_over = False
+        self._targets: Targets = ()
         self._error: Exception | None = None
         self._start_ns = self._counted_ns = 0
         self._taken_bytes = self._held_max_bytes = self._own_max_bytes = 0
         self.heard: deque[Holding] = deque(maxlen=HEARD_MAX)
         self._toll = Toll()
 
-    def start(self, start_ns: int) -> None:
-        """Begin; time 0 of the run is ``start_ns`` of the monotonic clock."""
-        self._start_ns = start_ns
+    def start(self, targets: Targets = ()) -> None:
+        """Begin when the world does, and have the allocator follow ``targets`` from then on."""
+        self._targets = targets
         self._thread.start()
 
     def end(self, reason: str) -> None:
@@ -155,6 +157,12 @@ class Attendant:
 
     def _attend_or_stop(self) -> None:
         try:
+            while (start_ns := self._pulse.begin_ns(within_s=BEGIN_LOOK_S)) is None:
+                if self._is_over:
+                    return
+            self._start_ns = start_ns
+            if self._targets:
+                self._stage.allocator.follow(self._targets, start_ns)
             while not self._is_over:
                 self._attend()
         except Exception as error:

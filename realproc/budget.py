@@ -105,9 +105,10 @@ class Teller:
         return Told(standing.at_ns, self._told_bytes, standing, rate)
 
     def _rate(self, others: Observation) -> int:
-        """How fast others grow, if they have grown by more than noise."""
+        """How fast others grow, if they have grown by more than what nobody's books have exactly, the margin."""
         least_bytes = min((seen.usage_bytes for seen in self._recent), default=others.usage_bytes)
-        return growth(self._recent, others) if others.usage_bytes >= least_bytes + QUANTUM_BYTES else 0
+        noise_bytes = max(QUANTUM_BYTES, self._share.margin_bytes)
+        return growth(self._recent, others) if others.usage_bytes >= least_bytes + noise_bytes else 0
 
     def _budget(self, standing: Standing, ahead_bytes: int, kept_bytes: int) -> int:
         """The budget now; or, if others would meet the line before a reaction is over, the one to come.

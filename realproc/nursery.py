@@ -163,8 +163,8 @@ class NurseryEngine(SlowedEngine):
         if is_new:
             warm_up(self, self._to_warm)
 
-    def _spawn(self, spill: Path) -> subprocess.Popen[bytes]:
-        return self._nursery.bring_up(self._spec.arguments(spill)[3:])  # type: ignore[return-value]  # no python -m
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return self._nursery.bring_up(self._spec.arguments()[3:])  # type: ignore[return-value]  # no python -m
 
 
 # --- in the nursery ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 
@@ -18,6 +19,7 @@ class Pulse:
     def __init__(self, longest_ns: int) -> None:
         """``longest_ns`` is what a step may take at the most, and is assumed until the first has ended."""
         self._longest_ns = longest_ns
+        self._has_begun, self._begin_ns = threading.Event(), 0
         self.kept_bytes = 0
         """What caches take, by the books of the world."""
         self._last_ns = time.monotonic_ns()
@@ -25,13 +27,20 @@ class Pulse:
 
     def hear(self, heard: Heard) -> None:
         """Something has happened in the world."""
+        now_ns = time.monotonic_ns()
         if isinstance(heard, MemorySample):
             self.kept_bytes = sum(heard.parts.get("kv", {}).values())
+            if not self._has_begun.is_set():
+                self._begin_ns = now_ns - heard.at_ns
+                self._has_begun.set()
             return
-        now_ns = time.monotonic_ns()
         if isinstance(heard, STEPS):  # it may have been idle before: then nobody waited for so long
             self._lately.append(min(self._longest_ns, now_ns - self._last_ns))
         self._last_ns = now_ns
+
+    def begin_ns(self, within_s: float) -> int | None:
+        """When the world's clock was 0, by the monotonic clock; ``None`` if it does not begin in time."""
+        return self._begin_ns if self._has_begun.wait(within_s) else None
 
     def boundary_ns(self) -> int:
         """The longest step of the last few."""

@@ -169,9 +169,7 @@ def play(run: Job, stage: Stage, world: LiveWorld, log: SharedLog, pulse: Pulse,
     attendant = Attendant(
         stage, world, log, vigil, pulse, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
     )
-    start_ns = time.monotonic_ns()
-    stage.allocator.follow(occupied(run.scenario.budgets, stage.budget_bytes), start_ns)
-    attendant.start(start_ns)
+    attendant.start(occupied(run.scenario.budgets, stage.budget_bytes))
     try:
         world.run()
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from molt.core import events as e
+from molt.live.world import MemorySample
 from realproc import pulse as p
 
 MS = 10**6
@@ -24,6 +25,16 @@ def test_the_longest_of_the_last_steps(monkeypatch) -> None:  # type: ignore[no-
     now_ns += 5000 * MS
     pulse.hear(TOKEN)
     assert pulse.boundary_ns() == 100 * MS, "nobody waited for an idle world"
+
+
+def test_it_knows_when_the_world_began(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(p.time, "monotonic_ns", lambda: 900 * MS)
+    pulse = p.Pulse(100 * MS)
+    assert pulse.begin_ns(within_s=0.0) is None
+    for at_ms in (40, 60):
+        pulse.hear(MemorySample(at_ms * MS, 1, 1, {"kv": {"chat": 3, "digest": 4}}, False, {}))
+    assert pulse.begin_ns(within_s=0.0) == 860 * MS
+    assert pulse.kept_bytes == 7
 
 
 def test_what_is_no_step_takes_no_time(monkeypatch) -> None:  # type: ignore[no-untyped-def]
