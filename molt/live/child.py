@@ -51,7 +51,7 @@ def main(
     engine: Annotated[EngineKind, typer.Option(help="Real model steps, or their books only.")],
     weights: Annotated[Residency | None, typer.Option(help="In place of what the ladder says.")] = None,
     group: Annotated[Path | None, typer.Option(help="Folder of a control group to enter.")] = None,
-    spill: Annotated[Path | None, typer.Option(help="Folder for caches on disk.")] = None,
+    spill: Annotated[Path | None, typer.Option(help="Folder on the disk for spilled caches.")] = None,
     device: Annotated[str, typer.Option(help="Where the real engine computes: cpu, or cuda.")] = "cpu",
     profile: Annotated[str | None, typer.Option(help="With --pace: the profile of the costs.")] = None,
     pace: Annotated[float, typer.Option(help="Modelled steps last so many times their cost.")] = 0.0,

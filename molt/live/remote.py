@@ -6,7 +6,7 @@ Rules of this module:
 - The child is dead when it has ended, when it does not answer in time, or when it answers something else than was
   asked. All three raise ``EngineDied`` from the call under way, or from the next one; a child that lives is killed.
 - ``start`` and every call are made by one thread, which stays until the end: the kernel ends the child with it.
-- Nothing is left behind: the folder for caches on disk is made and removed here.
+- Nothing is left behind: what the child has on disk has no name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
 from molt.core.events import Handoff
@@ -53,31 +52,35 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to start: see the options of ``molt.live.child``. ``group`` is the folder of a control group to enter."""
+    """What to start: see the options of ``molt.live.child``.
+
+    ``group`` is the folder of a control group to enter, ``spill`` one on the disk to which caches are spilled.
+    """
 
     ladder: str
     engine: Literal["real", "modelled"] = "real"
     weights: Literal["anonymous", "mapped"] | None = None
     group: Path | None = None
+    spill: Path | None = None
     device: str = "cpu"
     threads: int | None = None
     profile: str | None = None
     pace: float = 0.0
 
-    def arguments(self, spill: Path) -> list[str]:
+    def arguments(self) -> list[str]:
         """The command line of the child."""
         ladder = Path(self.ladder)
         is_file = ladder.suffix in (".yaml", ".yml") or len(ladder.parts) != 1
-        options = {
-            "parent": str(os.getpid()),
+        options: dict[str, object] = {
+            "parent": os.getpid(),
             "ladder": str(ladder.resolve()) if is_file else self.ladder,
             "engine": self.engine,
             "weights": self.weights,
-            "group": None if self.group is None else str(self.group),
-            "spill": str(spill),
+            "group": self.group,
+            "spill": self.spill and self.spill.resolve(),
             "device": self.device,
             "profile": self.profile,
-            "pace": str(self.pace),
+            "pace": self.pace,
         }
         given = [
             word for name, value in options.items() if value is not None for word in (f"--{name}", value)
@@ -98,7 +101,6 @@ class RemoteEngine:
         self._patience = patience or Patience()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Wire | None = None
-        self._folder: TemporaryDirectory[str] | None = None
         self._number = 0
         self._death: EngineDied | None = None
         self._hurry_s = float("inf")
@@ -121,8 +123,7 @@ class RemoteEngine:
         if self._process is not None:
             return
         try:
-            self._folder = TemporaryDirectory(prefix="molt-spilled-")
-            self._process = self._spawn(Path(self._folder.name))
+            self._process = self._spawn()
         except OSError as error:
             raise EngineDied(f"it cannot be started: {error.strerror}") from error
         assert self._process.stdin is not None, "it has pipes"
@@ -133,9 +134,9 @@ class RemoteEngine:
         if greeting.failure is not None:
             raise InputError(greeting.reason)
 
-    def _spawn(self, spill: Path) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603
-            self._spec.arguments(spill),
+            self._spec.arguments(),
             cwd=ROOT,
             env=self._spec.environment(),
             stdin=subprocess.PIPE,
@@ -165,9 +166,6 @@ class RemoteEngine:
             for end in (process.stdin, process.stdout):
                 assert end is not None, "it has pipes"
                 end.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
         self._death = None
         self._hurry_s = float("inf")
         for held in (self._cache_bytes, self._settled, self._weight_bytes):
