@@ -10,7 +10,8 @@ embedding looked up. What it does depends on shape and type:
 - one token, unsigned: a true matrix-vector product, which reads the weights once, at the speed of the memory.
   (With a signed token, processors with AMX first copy the weights into tiles.) Unsigned means 128 too much in
   every value, so 128 times the sum of a row of weights is taken away again: ``offset`` int32 ``(out,)``.
-- few tokens, signed: fastest as ``W @ x.T``; many: as ``x @ W.T``.
+- few tokens, signed: fastest as ``W @ x.T``, whose product is put in the order of tokens when it is widened, for
+  all that follows reads it token by token; many: as ``x @ W.T``.
 
 ``docs/int8.md`` has the measurements of this and of what was tried instead.
 """
@@ -26,7 +27,7 @@ from torch.nn import functional
 
 LIMIT = 127  # symmetric: -128 is not used
 SCALE_MIN = 1e-30  # of a row of zeros
-FEW_TOKENS = 8
+FEW_TOKENS = 16
 ZERO = 128  # what stands for 0 in an unsigned token
 ZERO_ROUNDED = torch.tensor(ZERO + 0.5)  # the half makes a truncation a rounding
 
@@ -80,10 +81,14 @@ class Int8Matrix:
     def _several(self, x: Tensor) -> Tensor:
         quantised, row_scale = quantise_rows(x)
         if len(x) <= FEW_TOKENS:
-            product = torch._int_mm(self.weight, quantised.t()).t()
+            y = (
+                torch._int_mm(self.weight, quantised.t())
+                .t()
+                .to(torch.float32, memory_format=torch.contiguous_format)
+            )
         else:
             product = torch._int_mm(quantised, self.weight.t())
-        y = product.view(torch.float32).copy_(product)  # in place: every value is as wide as before
+            y = product.view(torch.float32).copy_(product)  # in place: every value is as wide as before
         y.mul_(self.scale).mul_(row_scale)
         return y if self.bias is None else y.add_(self.bias)
 
