@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -82,10 +83,8 @@ class ChildSpec:
             "profile": self.profile,
             "pace": self.pace,
         }
-        given = [
-            word for name, value in options.items() if value is not None for word in (f"--{name}", value)
-        ]
-        return [sys.executable, "-m", "molt.live.child", *given]
+        given = {f"--{name}": str(value) for name, value in options.items() if value is not None}
+        return [sys.executable, "-m", "molt.live.child", *chain.from_iterable(given.items())]
 
     def environment(self) -> dict[str, str]:
         """The environment of the child: this process's, completed."""
