@@ -20,7 +20,7 @@ class Toll:
         self._seen: set[int] = set()
         self._alive: dict[int, str] = {}
         self._faults: dict[int, int] = {}
-        self._kills = 0
+        self._told = 0
 
     def follow(self, pid: int, what: str) -> bool:
         """Follow a process from now on; whether that is news. One that has gone stays gone."""
@@ -31,7 +31,8 @@ class Toll:
         return is_new
 
     def look(self, kills: int) -> list[tuple[str, int]]:
-        """Who has gone since the last look, if the kernel's count of ``kills`` says that it took somebody."""
+        """Who has gone since the last look, if the kernel's count of ``kills`` is more than the victims told of so far:
+        whoever it kills goes a little later than it counts."""
         gone = []
         for pid, what in list(self._alive.items()):
             faults = major_faults(pid, self._root)
@@ -40,8 +41,10 @@ class Toll:
                 del self._alive[pid]
             elif what == ENGINE:
                 self._faults[pid] = faults
-        has_killed, self._kills = kills > self._kills, kills
-        return gone if has_killed else []
+        if kills <= self._told:
+            return []
+        self._told += len(gone)
+        return gone
 
     @property
     def major_faults(self) -> int:

@@ -29,6 +29,15 @@ def test_a_victim_is_told_once(tmp_path: Path) -> None:
     assert not toll.follow(7, ENGINE), "who has gone stays gone"
 
 
+def test_a_victim_goes_later_than_it_is_counted(tmp_path: Path) -> None:
+    process(tmp_path, 7)
+    toll = Toll(tmp_path)
+    toll.follow(7, ENGINE)
+    assert toll.look(1) == []
+    process(tmp_path, 7, state="Z")
+    assert toll.look(1) == [(ENGINE, 7)]
+
+
 def test_who_ended_by_itself_is_no_victim(tmp_path: Path) -> None:
     toll = Toll(tmp_path)
     toll.follow(7, ENGINE)
