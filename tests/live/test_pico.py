@@ -84,6 +84,28 @@ def test_a_cut_in_the_middle_of_an_answer_loses_no_token(tmp_path: Path) -> None
     assert replay(life.path).difference is None
 
 
+def test_nothing_left_to_live_on_and_back(tmp_path: Path) -> None:
+    """Every rung is given back and the cache goes to disk; later it comes back, and the answer goes on as it would
+    have, for as long as the same rung writes it."""
+    with pico(tmp_path / "log") as (life, _):
+        ask(life, "calm")
+        life.until(finished("calm"))
+        ask(life, "gone")
+        life.until(tokens("gone", 12))
+        life.world.budget(MIB // 16)
+        life.until(lambda now: now.of(e.CacheSpilled))
+        life.until(lambda now: now.of(MemorySample)[-1].usage_bytes == 0)
+        life.world.budget(PLENTY)
+        life.until(finished("gone"))
+    assert [one.tenant for one in life.of(e.CacheRestored)] == ["gone"]
+    calm, gone = life.pieces("calm"), life.pieces("gone")
+    assert len(gone) == LENGTH
+    same = next((n for n, (rung, _) in enumerate(gone) if rung != "tier0"), LENGTH)
+    assert same > 12
+    assert gone[:same] == calm[:same]
+    assert life.world.violations == []
+
+
 def test_who_leaves_in_the_middle_frees_its_memory(tmp_path: Path) -> None:
     """While its prompt is read, and while it is answered: no token after that, no cell left, and others go on."""
     long = PROMPT * 150
