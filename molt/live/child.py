@@ -23,7 +23,7 @@ import typer
 
 from molt.engine.modelled import ModelledEngine
 from molt.engine.protocol import Engine, LoadError, SpillError, SwitchError
-from molt.errors import InputError
+from molt.errors import InputError, LadderError
 from molt.live import lifeline, wire
 from molt.live.paced import Paced
 from molt.live.wire import CALLS, REPLIES, Ended, Reply, Wire
@@ -95,7 +95,7 @@ def answer(engine: Engine, number: int, call: wire.Call) -> Reply:
 def _perform(engine: Engine, call: wire.Call) -> dict[str, Any]:
     match call:
         case wire.Load():
-            return {"is_done": engine.load(call.rung, call.within_ns)}
+            return {"is_done": _load(engine, call)}
         case wire.Release():
             return {"freed_bytes": engine.release(call.rung)}
         case wire.Admit():
@@ -115,6 +115,14 @@ def _perform(engine: Engine, call: wire.Call) -> dict[str, Any]:
         case _:
             assert_never(call)
     return {}
+
+
+def _load(engine: Engine, call: wire.Load) -> bool:
+    """Weights that cannot be used are a load that fails: others may be, or these again when they were mended."""
+    try:
+        return engine.load(call.rung, call.within_ns)
+    except LadderError as error:
+        raise LoadError(str(error)) from error
 
 
 def _held(engine: Engine, call: wire.Call) -> dict[str, Any]:
@@ -150,9 +158,13 @@ def _enter(group: Path) -> None:
 def _real(spec: LadderSpec, weights: Residency | None, spill: Path | None, device: str) -> Engine:
     from molt.engine.device import usable_device
     from molt.engine.real import RealEngine  # torch
+    from molt.models.loader import mapped_image
 
     if weights is not None:
         spec = replace(spec, rungs=tuple(replace(rung, residency=weights.value) for rung in spec.rungs))
+    for rung in spec.rungs:
+        if rung.residency == "mapped":
+            mapped_image(rung)
     return RealEngine(spec, device=usable_device(device), spill_folder=spill)
 
 

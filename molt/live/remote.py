@@ -45,10 +45,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long an answer may take, in seconds, before the child counts as dead: to come up, and to any one call."""
+    """How long an answer may take, in seconds, before the child counts as dead: to come up, and to any one call.
+
+    A token may take minutes where mapped weights are read from disk again for each.
+    """
 
     start_s: float = 300.0
-    call_s: float = 120.0
+    call_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,16 +234,11 @@ class LiveWorld(World):
     def _come_back(self, tenant: str | None) -> None:
         """Everything is lost; begin again as soon as there is as much memory as the engine died with.
 
-        Without ``tenant``, if engines have failed at that one again and again: it would cost all others theirs, too.
+        ``tenant`` is whom it failed at, if it did.
         """
         needed = self._die()
-        if tenant in self._guests:
-            assert tenant is not None
-            self._failures[tenant] += 1
-            if self._failures[tenant] == FAILURES_MAX:
-                self._log.write("engine", self._now_ns, what="gave up", tenant=tenant)
-                self._forget(tenant)
-                self._report(e.TenantCancelled(at_ns=self._now_ns, tenant=tenant))
+        if tenant is not None and tenant in self._guests:
+            self._blame(tenant)
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
         for pause_s in chain(AGAIN_S, repeat(AGAIN_S[-1])):
@@ -256,6 +251,14 @@ class LiveWorld(World):
         self._hear()
         if self._stopped is None:
             self._begin_again()
+
+    def _blame(self, tenant: str) -> None:
+        """Whom one engine after the other fails at would cost all others theirs, too."""
+        self._failures[tenant] += 1
+        if self._failures[tenant] == FAILURES_MAX:
+            self._log.write("engine", self._now_ns, what="gave up", tenant=tenant)
+            self._forget(tenant)
+            self._report(e.TenantCancelled(at_ns=self._now_ns, tenant=tenant))
 
     def _is_up_again(self) -> bool:
         if self._child is None:
@@ -323,9 +326,11 @@ class LiveWorld(World):
 
     def _spend(self, cost_ns: int, work: Callable[[], T]) -> Wait[tuple[T, int]]:
         begin_ns = self._clock_ns()
-        result = work()
-        took_ns = max(1, self._clock_ns() - begin_ns)
-        self._hear()
+        try:
+            result = work()
+            took_ns = max(1, self._clock_ns() - begin_ns)
+        finally:  # what came meanwhile came before what this brings about
+            self._hear()
         return result, took_ns
         yield
 
@@ -333,7 +338,6 @@ class LiveWorld(World):
         try:
             is_done, _ = yield from self._spend(0, lambda: self._engine.load(step.rung, CHUNK_NS_MAX))
         except LoadError as error:
-            self._hear()
             self._load_failed(step.rung, str(error))
             return
         if is_done:

@@ -88,17 +88,11 @@ def loading(rung: RungSpec, device: torch.device = CPU) -> Work[LoadedRung]:
         raise LadderError(f"{rung.name}: int8 is computed on the processor only, not on {device.type}")
     arena: Arena | None
     slots = image.layout(rung.shape, rung.precision)
-    prepared = find_image(rung)
     if rung.residency == "mapped":
-        if prepared is None:
-            raise LadderError(
-                f"{rung.folder}: {rung.name} is to be mapped, but no image of it at {rung.precision} was "
-                "prepared: molt ladders fetch does"
-            )
-        arena = Arena.mapped(*prepared, _end(slots))
+        arena = Arena.mapped(*mapped_image(rung), _end(slots))
     else:
         arena = Arena.anonymous(_end(slots))
-        if prepared is None:
+        if (prepared := find_image(rung)) is None:
             yield from _fill(arena, rung, slots)
         else:
             yield from _read(arena, *prepared)
@@ -137,6 +131,16 @@ def find_image(rung: RungSpec) -> tuple[Path, int] | None:
         if path.is_file() and (begin := image.data_begin(path, slots)) is not None:
             return path, begin
     return None
+
+
+def mapped_image(rung: RungSpec) -> tuple[Path, int]:
+    """The image of a rung that is to be mapped, as ``find_image``; raises ``LadderError`` if there is none."""
+    if (prepared := find_image(rung)) is None:
+        raise LadderError(
+            f"{rung.folder}: {rung.name} is to be mapped, but no image of it at {rung.precision} was prepared: "
+            "molt ladders fetch does"
+        )
+    return prepared
 
 
 def _image_path(rung: RungSpec) -> Path:

@@ -18,7 +18,9 @@ from molt.core import events as e
 from molt.core.ladder import RouteKind
 from molt.engine.modelled import ModelledEngine
 from molt.engine.protocol import Engine, EngineDied, Request, SwitchError
-from molt.errors import InputError
+from molt.errors import InputError, LadderError
+from molt.live import wire
+from molt.live.child import answer
 from molt.live.remote import ChildSpec, Patience, RemoteEngine
 from molt.live.world import Decided
 from molt.models.ladder_file import resolve
@@ -226,16 +228,32 @@ def test_who_does_not_come_up_is_told() -> None:
         (ChildSpec("pcio", "modelled"), "ladder: no ladder is named 'pcio'"),
         (ChildSpec("pico", "modelled", group=Path("/nonexistent/group")), "cannot be moved into it"),
         (ChildSpec("pico", "modelled", profile="pcio", pace=1.0), "no such profile"),
+        (ChildSpec("pico", weights="mapped"), "is to be mapped, but no image of it"),
+        (ChildSpec("pico", device="cude"), "'cude' is no device; did you mean 'cuda'"),
     ],
-    ids=["ladder", "group", "profile"],
+    ids=["ladder", "group", "profile", "weights", "device"],
 )
-def test_what_cannot_be_started_is_bad_input(spec: ChildSpec, reason: str) -> None:
+def test_what_cannot_be_started_is_bad_input(
+    spec: ChildSpec, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One line, from the child to whoever runs the world; nothing is left."""
+    monkeypatch.setenv("MOLT_CACHE", str(tmp_path))
     engine = RemoteEngine(spec)
     with pytest.raises(InputError, match=reason):
         engine.start()
     engine.kill()
     assert engine.pid is None
+
+
+def test_weights_that_cannot_be_used_are_a_load_that_fails() -> None:
+    """Which is no reason to end: there are other rungs."""
+
+    class Damaged(ModelledEngine):
+        def load(self, rung: str, within_ns: int | None = None) -> bool:
+            raise LadderError("weights: truncated")
+
+    reply = answer(Damaged(SPEC.ladder), 1, wire.Load("tier2", 50_000_000))
+    assert (reply.failure, reply.reason, reply.held_bytes) == ("LoadError", "weights: truncated", 0)
 
 
 def test_a_full_pipe_keeps_nobody_waiting() -> None:
