@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,27 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+@dataclass(frozen=True)
+class Done:
+    """A command that was run."""
+
+    pid: int
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(*arguments: str) -> Done:
+    running = subprocess.Popen(
         [sys.executable, "-m", "realproc.run", *arguments],
         cwd=ROOT,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=280,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+    said, complained = running.communicate(timeout=280)
+    return Done(running.pid, running.returncode, said, complained)
 
 
 def records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
@@ -80,7 +93,7 @@ def test_who_holds_is_killed_by_the_kernel(real_groups: ControlGroups, scenario:
     limits = {record["limit_bytes"] for record in records(out / "hold", "kernel")}
     assert len(limits) == 1
     folders = [Path(folder) for folder in real_groups.memory_folders]
-    assert not any(group for folder in folders for group in folder.glob("molt-run-*"))
+    assert not any(group for folder in folders for group in folder.glob(f"molt-run-{done.pid}-*"))
 
 
 def test_without_a_group_it_reacts_to_a_declared_budget(scenario: Path) -> None:
