@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,13 +41,13 @@ BATCH, STEPS = 20, 100
 WAVE = 4
 """Seeds that are drawn before it is looked whether there are steps enough."""
 SUITES = {
-    "metamorphic and analytic": (
+    "metamorphic_and_analytic": (
         "tests/sim/test_metamorphic.py",
         "tests/sim/test_differential.py",
         "tests/sim/test_queue.py",
         "tests/core/test_bound.py",
     ),
-    "the k-th allocation fails": ("tests/engine/test_allocation_failures.py",),
+    "allocation_failures": ("tests/engine/test_allocation_failures.py",),
 }
 """Tests that are a part of the proof as they are."""
 
@@ -170,21 +170,20 @@ def run_machines(steps: int, jobs: int, log: Path | None = None) -> Machines:
 # --- the parts ---
 
 
-def small_worlds(depth: int, alone: int = 60) -> tuple[dict[str, Any], list[str]]:
+def small_worlds(depth: int, alone: int = 60) -> dict[str, Any]:
     """Every state of three tenants to a depth, and of one to the depth ``alone``, where there are no more."""
     policy = make_policy("molt", {})
     searches = {
-        "three tenants": (Search(policy), depth),
-        "one tenant": (Search(policy, (LEVELS[0], ALONE + 4, PLENTY), (1, 0)), alone),
+        "three_tenants": (Search(policy), depth),
+        "one_tenant": (Search(policy, (LEVELS[0], ALONE + 4, PLENTY), (1, 0)), alone),
     }
-    found, failures = {}, []
+    failures = []
     for name, (search, limit) in searches.items():
         try:
             search.run(limit)
         except Broken as broken:
             failures.append(f"{name}: {broken}")
-        found[name] = asdict(search.found)
-    return found, failures
+    return {**{name: asdict(search.found) for name, (search, _) in searches.items()}, "failures": failures}
 
 
 def run_suite(files: tuple[str, ...]) -> dict[str, Any]:
@@ -204,24 +203,26 @@ def _pairs(summary: str) -> Iterator[tuple[str, str]]:
     return ((number, word) for number, word in itertools.pairwise(words) if number.isdigit())
 
 
-def prove(form: Form, jobs: int, log: Path | None = None, say: Any = print) -> dict[str, Any]:
-    """Try everything; the document, whose ``failures`` are empty where all held."""
+def prove(form: Form, jobs: int, work: Path | None = None, say: Any = print) -> dict[str, Any]:
+    """Try everything; the document, whose ``failures`` are empty where all held.
+
+    With a folder ``work``, a part that is finished there is not done again; each says on which commit it was.
+    """
     began, begin = datetime.now(UTC), time.perf_counter()
-    say(f"rule machines: {form.steps:,} steps")
-    machines = run_machines(form.steps, jobs, log)
-    say(f"small worlds: every state to depth {form.depth}")
-    found, broken = small_worlds(form.depth, form.alone)
-    say(f"fuzz: {form.seeds:,} seeds")
-    campaign = run_campaign(0, form.seeds, jobs)
-    say(f"the worst of {form.worlds:,} worlds")
-    worst = worst_of_both(form.worlds, 1)
-    suites = {}
-    for name, files in SUITES.items():
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "small_worlds": lambda: small_worlds(form.depth, form.alone),
+        "worst_found": lambda: worst_of_both(form.worlds, 1),
+        **{name: lambda files=files: run_suite(files) for name, files in SUITES.items()},  # type: ignore[misc]
+        "fuzz": lambda: run_campaign(0, form.seeds, jobs).document(),
+        "rule_machines": lambda: run_machines(
+            form.steps, jobs, None if work is None else work / "machines.jsonl"
+        ).document(),
+    }
+    done = {}
+    for name, run in parts.items():
         say(name)
-        suites[name] = run_suite(files)
-    fuzzed = campaign.document()
-    for known in ("machine", "versions", "commit"):
-        del fuzzed[known]
+        done[name] = _kept(None if work is None else work / f"{name}.json", run)
+    machines, fuzzed, worst = done["rule_machines"], done["fuzz"], done["worst_found"]
     return {
         "asked": asdict(form),
         "began": began.isoformat(timespec="seconds"),
@@ -231,21 +232,30 @@ def prove(form: Form, jobs: int, log: Path | None = None, say: Any = print) -> d
         "commit": provenance.commit(),
         "machine": provenance.machine(),
         "versions": provenance.versions(),
-        "rule_machines": machines.document(),
-        "small_worlds": found,
-        "fuzz": fuzzed,
-        "worst_found": worst,
-        "suites": suites,
+        **done,
         "failures": [
-            *machines.failures,
-            *broken,
-            *campaign.failures,
+            *machines["failures"],
+            *done["small_worlds"]["failures"],
+            *fuzzed["failures"],
             *_beyond(worst),
-            *(line for suite in suites.values() for line in suite["failed"]),
-            *(f"{name}: no test" for name, suite in suites.items() if not suite["passed"]),
+            *(line for name in SUITES for line in done[name]["failed"]),
+            *(f"{name}: no test" for name in SUITES if not done[name]["passed"]),
         ],
-        "silent": [*machines.silent, *(f"fuzz: {name}" for name in campaign.silent)],
+        "silent": [*machines["silent"], *(f"fuzz: {name}" for name in fuzzed["silent"])],
     }
+
+
+def _kept(path: Path | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a part gave when it was last finished, or gives now."""
+    if path is not None and path.exists():
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    begin = time.perf_counter()
+    found = {"commit": provenance.commit(), **run()}
+    found.setdefault("wall_s", round(time.perf_counter() - begin, 1))
+    if path is not None:
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return found
 
 
 def _beyond(worst: dict[str, Any]) -> list[str]:
@@ -261,22 +271,28 @@ def command(
     steps: Annotated[int | None, typer.Option(min=1, help="Stateful steps, in place of the form's.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
     out: Annotated[Path, typer.Option(help="JSON file for what was tried and found.")] = Path("prove.json"),
-    log: Annotated[
-        Path | None, typer.Option(help="A line for every batch of the rule machines; those it has count.")
+    work: Annotated[
+        Path | None, typer.Option(help="Folder for what is finished; what is there already counts.")
     ] = None,
 ) -> None:
     """Try again everything that is claimed of the core and the simulator, and write one JSON."""
     if not out.parent.is_dir():
         raise InputError(f"{out}: no such folder")
+    if work is not None:
+        work.mkdir(exist_ok=True)
     console = Console(stderr=True)
     form = FULL if full else QUICK
-    document = prove(form if steps is None else replace(form, steps=steps), jobs, log, say=console.print)
+    asked = ["molt prove", "--full" if full else "", "" if steps is None else f"--steps {steps}"]
+    document = {
+        "command": " ".join(word for word in asked if word),
+        **prove(form if steps is None else replace(form, steps=steps), jobs, work, say=console.print),
+    }
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     machines, fuzzed = document["rule_machines"], document["fuzz"]
     print(
-        f"{machines['steps']:,} stateful steps, {document['small_worlds']['three tenants']['states']:,} states of a "
+        f"{machines['steps']:,} stateful steps, {document['small_worlds']['three_tenants']['states']:,} states of a "
         f"small world, {fuzzed['seeds']:,} worlds over {fuzzed['simulated_hours']:,.0f} simulated hours, "
-        f"{sum(suite['passed'] for suite in document['suites'].values())} tests in {document['wall_s']:,.0f} s; "
+        f"{sum(document[name]['passed'] for name in SUITES)} tests in {document['wall_s']:,.0f} s; "
         f"{len(document['failures'])} failures; {len(document['silent'])} mechanisms never fired; written to {out}"
     )
     for line in document["failures"] + document["silent"]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests import prove, rules
+from tests import exhaustive, prove, rules
 from tests.core.test_machine import EVERY_TIME
 from tests.prove import Batch, Form, Machines
 
@@ -64,12 +63,19 @@ def test_what_never_fired_is_named() -> None:
     assert set(machines.silent) == {"CalmMachine: Spill", "FaultyMachine: Spill"}
 
 
-def test_small_worlds_are_searched_and_a_broken_one_told() -> None:
-    found, failures = prove.small_worlds(2, 3)
-    assert failures == []
-    assert found["three tenants"]["depth"] == 2
-    assert found["one tenant"]["depth"] == 3
-    assert not found["one tenant"]["complete"]
+def test_small_worlds_are_searched_and_a_broken_one_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = prove.small_worlds(2, 3)
+    assert found["failures"] == []
+    assert found["three_tenants"]["depth"] == 2
+    assert found["one_tenant"]["depth"] == 3
+    assert not found["one_tenant"]["complete"]
+
+    def forbidden(asked, ladder, policy) -> str | None:  # type: ignore[no-untyped-def]
+        return "something was decided"
+
+    monkeypatch.setattr(exhaustive, "DECISION_RULES", (forbidden,))
+    broken = prove.small_worlds(1, 1)["failures"]
+    assert [line.split(":")[0] for line in broken] == ["three_tenants", "one_tenant"]
 
 
 def test_a_suite_that_fails_or_is_empty_is_told(tmp_path: Path) -> None:
@@ -92,18 +98,22 @@ def test_beyond_the_bound_is_a_failure() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_the_document_has_every_part(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    log = tmp_path / "machines.jsonl"
-    log.write_text(json.dumps(prove.asdict(batch())) + "\n", encoding="utf-8")
+def test_the_document_has_every_part_and_what_is_finished_is_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "machines.jsonl").write_text(json.dumps(prove.asdict(batch())) + "\n", encoding="utf-8")
     monkeypatch.setattr(prove, "SUITES", {"one": ("tests/test_units.py",)})
-    document = prove.prove(Form(steps=1, depth=1, alone=1, seeds=2, worlds=3), 1, log, say=lambda line: None)
+    form = Form(steps=1, depth=1, alone=1, seeds=2, worlds=3)
+    document = prove.prove(form, 1, tmp_path, say=lambda line: None)
     assert document["rule_machines"]["steps"] == 7
     assert document["fuzz"]["seeds"] == 2
     assert document["worst_found"]["worst"]["molt"]["worlds"] >= 3
-    assert document["suites"]["one"]["passed"] > 10
+    assert document["one"]["passed"] > 10
     assert document["failures"] == []
     assert any(line.startswith("CalmMachine: ") for line in document["silent"]), (
         "one batch cannot show everything"
     )
-    assert Counter(document["machine"]).keys() >= {"processor"}
-    json.dumps(document)
+    for broken in ("small_worlds", "worst_of_both", "run_suite", "run_campaign", "run_machines"):
+        monkeypatch.delattr(prove, broken)
+    again = prove.prove(form, 1, tmp_path, say=lambda line: None)
+    assert {**again, "began": 0, "wall_s": 0} == {**document, "began": 0, "wall_s": 0}
