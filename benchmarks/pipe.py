@@ -27,7 +27,7 @@ from molt.profile import load_profile
 
 PROMPT_TOKENS = 32
 TOKENS = 64
-TURNS = 9
+TURNS = 5
 
 
 def token_s(engine: Engine, rung: str) -> float:
