@@ -479,18 +479,27 @@ def test_the_watch_for_violations_sees_one(fake: FakeServer, browser: object) ->
 # --- the real server ---
 
 
-def test_the_real_server_shows_a_switch(visit: Callable[..., object], tmp_path: Path) -> None:
+@pytest.fixture
+def real(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Address and admin token of a real server, which outlives the pages that are opened after it."""
+    with server("pico", tmp_path / "events.jsonl") as found:
+        yield found
+
+
+def test_the_real_server_shows_a_switch(
+    real: tuple[str, str], visit: Callable[..., object], tmp_path: Path
+) -> None:
     """pico writes, the budget is cut from the page in the middle of it, and the rest is written by another rung."""
-    with server("pico", tmp_path / "events.jsonl") as (url, admin):
-        page = visit(f"{url}/#admin={admin}")
-        page.get_by_label("Tokens").fill("1200")
-        page.get_by_role("button", name="Go on", exact=True).click()
-        expect(page.locator("article .words.r0").first).not_to_be_empty()
-        page.get_by_role("button", name="Room for tier1").click()
-        expect(page.locator(".seam.switch").first).to_contain_text("⇆ tier0 → tier1 project")
-        expect(page.locator("article .words.r1").first).not_to_be_empty()
-        expect(page.locator("#usage")).not_to_have_text("–")
-        page.get_by_role("button", name="Stop answer 1").click()
-        expect(page.locator(".badge")).to_have_text("stopped")
-        page.screenshot(path=tmp_path / "page.png")
+    url, admin = real
+    page = visit(f"{url}/#admin={admin}")
+    page.get_by_label("Tokens").fill("1200")
+    page.get_by_role("button", name="Go on", exact=True).click()
+    expect(page.locator("article .words.r0").first).not_to_be_empty()
+    page.get_by_role("button", name="Room for tier1").click()
+    expect(page.locator(".seam.switch").first).to_contain_text("⇆ tier0 → tier1 project")
+    expect(page.locator("article .words.r1").first).not_to_be_empty()
+    expect(page.locator("#usage")).not_to_have_text("–")
+    page.get_by_role("button", name="Stop answer 1").click()
+    expect(page.locator(".badge")).to_have_text("stopped")
+    page.screenshot(path=tmp_path / "page.png")
     assert (tmp_path / "page.png").stat().st_size > 10_000
