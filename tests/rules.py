@@ -220,7 +220,8 @@ def recovery_waits(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
     """Nobody goes to a larger rung before the last change is ``cooldown_ns`` ago, but from one that cannot be had."""
     changes = [t for t in (asked.seen.last_down_ns, asked.seen.last_up_ns) if t is not None]
     since_ns = asked.seen.now_ns - max(changes, default=-policy.cooldown_ns)
-    promoted = any(isinstance(x, d.Promote) for x in asked.decisions)
+    before = asked.seen.tenants
+    promoted = any(isinstance(x, d.Promote) and before[x.tenant].target != x.dest for x in asked.decisions)
     targets = {tenant.target for tenant in asked.seen.tenants.values()}
     if promoted and not targets & asked.seen.barred and since_ns < policy.cooldown_ns:
         return f"{_said(asked, d.Promote)} {since_ns} ns after a change"

@@ -165,9 +165,12 @@ def after_event(state: State, event: e.AnyEvent) -> State:
                 failures={**state.failures, event.rung: failure},
             )
         case e.RungReleased():
-            if not event.withheld_bytes or event.rung in state.occupied:
-                return state  # asked for again: the next load takes it over
-            return changed(state, withheld={**state.withheld, event.rung: event.withheld_bytes})
+            withheld = _but(state.withheld, event.rung)
+            if (
+                event.withheld_bytes and event.rung not in state.occupied
+            ):  # else the load asked for takes it over
+                withheld[event.rung] = event.withheld_bytes
+            return changed(state, withheld=withheld)
         case e.Switched():
             return _change(state, event.tenant, lambda t: _landed(t, event))
         case e.SwitchFailed():

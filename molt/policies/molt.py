@@ -91,12 +91,16 @@ class Molt:
         cooling = view.now_ns < cool_ns
         bottom = view.ladder.index(view.rungs[-1].name)
         better: Plan | None = None
+        tight = False
         for rank, plan in self._postures(view):
             recovery = here is not None and rank < here
             # Where somebody stands still, little is better than nothing.
             back = recovery and here is not None and here[0] > 0
             if not view.fits(plan, self.margin if recovery and (cooling or not back) else 0.0):
+                tight = tight or view.fits(plan)
                 continue
+            if tight and Rest(spill=True) in plan.placements.values():
+                continue  # a margin is waited for, and not made by writing to disk
             if recovery and cooling and not (back and (rank[0] == 1 or rank == (0, bottom))):
                 continue
             if recovery and view.level() is not None and _rungs(plan) - view.state.resident:

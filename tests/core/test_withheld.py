@@ -33,6 +33,8 @@ def test_what_does_not_come_back_is_usage_and_floor_until_the_rung_is_loaded_aga
     again = after_decision(state, Load(rung="tier0"))
     assert usage_bytes(again, LADDER) == LADDER.top.resident_bytes
     assert after_event(again, kept) == again, "the load that was asked for meanwhile takes it over"
+    whole = e.RungReleased(at_ns=1, rung="tier0", freed_bytes=1)
+    assert after_event(state, whole).withheld == {}, "given up while it was loading, it gave everything back"
     assert after_event(state, e.ProcessKilled(at_ns=1)).withheld == {}
 
 
