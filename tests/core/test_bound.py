@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings, target
 
-from molt.core.bound import overshoot_bytes_max, reaction_ns_max, usage_bytes_max
+from molt.core.bound import CHUNK_NS_MAX, overshoot_bytes_max, reaction_ns_max, usage_bytes_max
+from molt.core.costs import StepCost
 from molt.core.plan import Plan, Rest, Run
 from molt.core.view import View
 from molt.plugins import make_policy
 from molt.policies.admission import others_wait
+from molt.policies.molt import Molt
 from molt.scenario import ResolvedScenario
 from tests import small
 from tests.bare import bare_run
-from tests.small import COSTS, LADDER, MIB, S
+from tests.small import COSTS, LADDER, MIB, MS, S
 from tests.strategies import worlds
 from tests.worst import excess, unkilled
 
@@ -82,3 +84,19 @@ def test_the_time_is_nearly_reached() -> None:
     worst = excess(small.simulate(policy, on), on, policy)
     assert release_ns < worst.since_fall_ns <= token_ns + release_ns
     assert reaction_ns_max(COSTS, 300, policy) >= token_ns + release_ns
+
+
+def test_the_time_is_the_sum_that_is_derived() -> None:
+    """With 300 cells: 16 tokens read on the largest rung, three releases, and what the policy adds."""
+    chunk_ns, releases_ns = 2 * MS + 16 * 8 * MS + 100 * 16 * 300, 3 * 40 * MS
+    assert reaction_ns_max(COSTS, 300, make_policy("restart", {})) == chunk_ns + releases_ns
+    healing = Molt(heal_stretch=2.0, spill_within_ns=0)
+    assert reaction_ns_max(COSTS, 300, healing) == 2 * chunk_ns + releases_ns
+    writing = Molt(heal_stretch=1.0, spill_within_ns=100 * MS)
+    assert reaction_ns_max(COSTS, 300, writing) == chunk_ns + 100 * MS + releases_ns
+    reading_back = Molt(heal_stretch=1.0, spill_within_ns=S)
+    assert reaction_ns_max(COSTS, 300, reading_back) == S // 2 + S + releases_ns
+    free = replace(
+        COSTS, rungs={"tier2": replace(COSTS.rungs["tier2"], read=StepCost(0, 1), decode=StepCost(0, 1))}
+    )
+    assert reaction_ns_max(free, 300, make_policy("restart", {})) == CHUNK_NS_MAX + 40 * MS
