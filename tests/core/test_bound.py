@@ -87,7 +87,7 @@ def test_the_time_is_nearly_reached() -> None:
 
 
 def test_the_time_is_the_sum_that_is_derived() -> None:
-    """With 300 cells: 64 tokens read on the smallest rung, which come to most, three releases, and what the policy adds."""
+    """With 300 cells: 64 tokens read on the smallest rung come to most; then three releases, and what a policy adds."""
     chunk_ns, releases_ns = 2 * MS + 64 * 3 * MS + 100 * 64 * 300, 3 * 40 * MS
     assert reaction_ns_max(COSTS, 300, make_policy("restart", {})) == chunk_ns + releases_ns
     healing = Molt(heal_stretch=2.0, spill_within_ns=0)

@@ -1,0 +1,109 @@
+"""How many small faults in ``molt/core`` and ``molt/policies`` the tests notice: a sample of mutants, by cosmic-ray.
+
+In a clone, with cosmic-ray installed:
+
+    cosmic-ray init benchmarks/mutants.toml session.sqlite
+    python -m benchmarks.mutants thin session.sqlite --seed 1 --places 400
+    cosmic-ray exec benchmarks/mutants.toml session.sqlite     # may be stopped at any time
+    python -m benchmarks.mutants show session.sqlite
+
+``thin`` leaves one mutant a place, in random order, so that what is done when it is stopped is a fair sample. It leaves
+out what is never run (annotations) and what cannot be survived (unions of types, patterns).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sqlite3
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+Span = tuple[tuple[int, int], tuple[int, int]]
+
+
+@cache
+def never_run(path: str) -> tuple[Span, ...]:
+    """Where a file has annotations, patterns, and unions at its top level."""
+    spans = []
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        for part in (
+            getattr(node, "annotation", None),
+            getattr(node, "returns", None),
+            getattr(node, "pattern", None),
+        ):
+            if isinstance(part, ast.AST):
+                spans.append(_span(part))
+    spans += [
+        _span(node)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)
+    ]
+    return tuple(spans)
+
+
+def _span(node: Any) -> Span:
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+
+
+def thin(session: Path, seed: int, places: int) -> int:
+    """Leave one mutant at each of so many places, in random order; returns the number of places there were."""
+    with sqlite3.connect(session) as db:
+        rows = db.execute("SELECT * FROM mutation_specs ORDER BY job_id").fetchall()
+        Random(seed).shuffle(rows)  # noqa: S311
+        chosen: dict[tuple[str, int, int], Any] = {}
+        for row in rows:
+            path, begin, end = row[0], (row[4], row[5]), (row[6], row[7])
+            if not any(low <= begin and end <= high for low, high in never_run(path)):
+                chosen.setdefault((path, *begin), row)
+        db.execute("DELETE FROM mutation_specs")
+        db.execute("DELETE FROM work_items")
+        for row in list(chosen.values())[:places]:
+            db.execute("INSERT INTO work_items VALUES (?)", (row[-1],))
+            db.execute("INSERT INTO mutation_specs VALUES (?,?,?,?,?,?,?,?,?,?)", row)
+    return len(chosen)
+
+
+def survivors(session: Path) -> dict[str, Any]:
+    """How many mutants were tried, and those that no test noticed: place, what it was and what it became."""
+    with sqlite3.connect(session) as db:
+        rows = db.execute(
+            "SELECT m.module_path, m.start_pos_row, m.operator_name, r.test_outcome, r.diff "
+            "FROM work_results r JOIN mutation_specs m USING (job_id) ORDER BY 1, 2, 3"
+        ).fetchall()
+    alive = [
+        {"place": f"{path}:{line}", "operator": operator.removeprefix("core/"), **_change(diff)}
+        for path, line, operator, outcome, diff in rows
+        if outcome == "SURVIVED"
+    ]
+    return {"tried": len(rows), "killed": len(rows) - len(alive), "survivors": alive}
+
+
+def _change(diff: str) -> dict[str, str]:
+    lines = [line for line in diff.splitlines() if line[:1] in "+-" and not line.startswith(("+++", "---"))]
+    was, became = (" ".join(line[1:].strip() for line in lines if line[0] == sign) for sign in "-+")
+    return {"was": was, "became": became}
+
+
+def main() -> None:
+    """Thin a session, or show what came of one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("do", choices=("thin", "show"))
+    parser.add_argument("session", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--places", type=int, default=400)
+    asked = parser.parse_args()
+    if asked.do == "thin":
+        print(f"{thin(asked.session, asked.seed, asked.places)} places")
+    else:
+        print(json.dumps(survivors(asked.session), indent=1))
+
+
+if __name__ == "__main__":
+    main()
