@@ -28,22 +28,14 @@ Span = tuple[tuple[int, int], tuple[int, int]]
 @cache
 def never_run(path: str) -> tuple[Span, ...]:
     """Where a file has annotations, patterns, and unions at its top level."""
-    spans = []
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        for part in (
-            getattr(node, "annotation", None),
-            getattr(node, "returns", None),
-            getattr(node, "pattern", None),
-        ):
-            if isinstance(part, ast.AST):
-                spans.append(_span(part))
-    spans += [
-        _span(node)
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)
+    parts = [
+        getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns", "pattern")
     ]
-    return tuple(spans)
+    parts += [
+        node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp)
+    ]
+    return tuple(_span(part) for part in parts if part is not None)
 
 
 def _span(node: Any) -> Span:
