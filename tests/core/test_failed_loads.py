@@ -97,7 +97,7 @@ def test_a_good_load_ends_the_memory_of_bad_ones() -> None:
     assert scheduler.next_step() is None
     assert scheduler.next_deadline_ns() == 7 * S
     scheduler.handle(e.TimerFired(at_ns=7 * S))
-    assert scheduler.next_step() == LoadStep("tier0")
+    assert scheduler.next_step() == LoadStep("tier0", aside=False)
     assert scheduler.next_deadline_ns() is None
     scheduler.handle(e.RungLoaded(at_ns=7 * S, rung="tier0"))
     assert scheduler.state.failures == {}
