@@ -342,6 +342,7 @@ class World(ABC):
     # Steps: what takes time between two rounds.
 
     def _execute(self, step: Step) -> Wait[None]:
+        self._suspend_switches(but=step.tenant if isinstance(step, SwitchStep) else None)
         match step:
             case LoadStep():
                 yield from self._load(step)
@@ -395,13 +396,26 @@ class World(ABC):
         new_cache = self._ladder.rung(step.dest).kv_bytes(move.capacity)
         self._memory.put("transient", f"switch {step.tenant}", new_cache + map_bytes)
 
-    def _cross(self, step: SwitchStep, move: Move) -> e.Handoff | SwitchError | None:
-        self._guests[step.tenant].rung = step.dest
+    def _suspend_switches(self, but: str | None) -> None:
+        """A switch holds its transient only while it is at work: one that was overtaken begins again later."""
+        for tenant, move in self._moves.items():
+            if tenant != but and move.done_ns is not None:
+                move.done_ns = None
+                self._engine.park(tenant)  # the cache is trimmed already; what was half across is dropped
+                self._memory.put("transient", f"switch {tenant}", 0)
+
+    def _cross(
+        self, step: SwitchStep, move: Move, within_ns: int | None = None
+    ) -> e.Handoff | SwitchError | None:
+        """Take a cache across, or raise ``Unfinished`` when this time is over."""
+        way = (step.dest, move.route, move.capacity, move.native)
         try:
-            return self._engine.switch(step.tenant, step.dest, move.route, move.capacity, move.native)
+            handoff = self._engine.switch(step.tenant, *way, within_ns)
         except SwitchError as error:
             self._begin_anew(step.tenant, step.dest)
             return error
+        self._guests[step.tenant].rung = step.dest
+        return handoff
 
     def _crossed(
         self, step: SwitchStep, move: Move, outcome: e.Handoff | SwitchError | None, took_ns: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from molt.core.events import Handoff
 from molt.core.ladder import Ladder, RouteKind
 from molt.engine.protocol import Engine, Request
 from molt.live import wire
@@ -29,7 +30,21 @@ class SlowedEngine(RemoteEngine):
         self._slowdown = slowdown
 
     def load(self, rung: str, within_ns: int | None = None) -> bool:
-        return super().load(rung, None if within_ns is None else round(within_ns / self._slowdown))
+        return super().load(rung, self._sooner(within_ns))
+
+    def switch(
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
+    ) -> Handoff | None:
+        return super().switch(tenant, dest, route, capacity, native, self._sooner(within_ns))
+
+    def _sooner(self, within_ns: int | None) -> int | None:
+        return None if within_ns is None else round(within_ns / self._slowdown)
 
     def _call(self, call: wire.Call) -> Reply:
         pid = self.pid

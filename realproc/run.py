@@ -189,18 +189,19 @@ def longest_step_ns(run: Job) -> int:
 def reaction(run: Job, pulse: Pulse) -> Callable[[], int]:
     """How far ahead a budget has to look while it falls: what is told must hold until the world can hear again.
 
-    That is to the next boundary, then every rung released; and whatever is begun on its word, at worst a switch, which
-    is not interrupted. Steps of late tell how much slower than its profile the machine is, as others compute on it too.
+    That is to the next boundary, then every rung released; and whatever is begun on its word, at worst a stretch of a
+    switch. Steps of late tell how much slower than its profile the machine is, as others compute on it too.
     The boundary counts twice: the step under way may be slower than those before.
     """
     releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
     tokens = min(TYPICAL_CELLS, *(rung.max_positions for rung in run.spec.ladder.rungs))
     step_ns = max(costs.decode.ns(1, tokens) for costs in run.costs.rungs.values())
     switch_ns = max((costs.switch.ns(tokens, 0) for costs in run.costs.routes.values()), default=0)
+    stretch_ns = min(switch_ns, CHUNK_NS_MAX)
 
     def reaction_ns() -> int:
         boundary_ns = pulse.boundary_ns()
-        return 2 * boundary_ns + releases_ns + round(switch_ns * max(1.0, boundary_ns / step_ns))
+        return 2 * boundary_ns + releases_ns + round(stretch_ns * max(1.0, boundary_ns / step_ns))
 
     return reaction_ns
 

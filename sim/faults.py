@@ -58,7 +58,13 @@ class FaultyEngine(ModelledEngine):
         return freed - withheld * int(freed * self._faults.withheld_share * self._random.random())
 
     def switch(
-        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
     ) -> Handoff | None:
         if self._random.random() < self._faults.switch:
             raise SwitchError("a fault")

@@ -21,7 +21,7 @@ from molt.core.bound import CHUNK_NS_MAX
 from molt.core.costs import CostModel
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder
-from molt.core.turns import DecodeStep, LoadStep, ReadStep, Step, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, ReadStep, SwitchStep
 from molt.core.view import Policy
 from molt.engine.protocol import Decoded, Engine, LoadError
 from molt.log import Log
@@ -188,17 +188,6 @@ class World(world.World):
         self._begin_again()
 
     # Steps: what takes time between two rounds.
-
-    def _execute(self, step: Step) -> Wait[None]:
-        self._suspend_switches(but=step.tenant if isinstance(step, SwitchStep) else None)
-        yield from super()._execute(step)
-
-    def _suspend_switches(self, but: str | None) -> None:
-        """A switch holds its transient only while it is at work: one that was overtaken begins again later."""
-        for tenant, move in self._moves.items():
-            if tenant != but and move.done_ns is not None:
-                move.done_ns = None
-                self._memory.put("transient", f"switch {tenant}", 0)
 
     def _load(self, step: LoadStep) -> Wait[None]:
         rung = step.rung

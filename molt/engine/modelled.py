@@ -73,7 +73,13 @@ class ModelledEngine:
         return Decoded(ids=(), pieces=(), finish="length" if done else None, count=produced)
 
     def switch(
-        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
     ) -> Handoff | None:
         generation = self._generations[tenant]
         self._check_resident(dest)

@@ -98,11 +98,19 @@ class Engine(Protocol):
         """The first cells of a tenant's cache that need no healing: exact, or (after a shed) beyond it."""
 
     def switch(
-        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
     ) -> Handoff | None:
         """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot.
 
-        The last ``native`` tokens of a projected cache are read by ``dest`` itself.
+        The last ``native`` tokens of a projected cache are read by ``dest`` itself. With ``within_ns`` it may raise
+        ``Unfinished`` near that time, and the same call again goes on; until it is done the old cache is as it was,
+        and any other call that changes it abandons the switch.
 
         Returns the measured quality where the engine measures it. Never called with ``REREAD``: the world sheds
         to 0 and reads again.

@@ -15,8 +15,7 @@ Rules of this module:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +38,12 @@ from molt.kv.map_file import MapRefused, binding
 from molt.kv.project import KVMap
 from molt.kv.resident import NotFinite, Resident, as_resident
 from molt.kv.spill import Spilled, restore, spill
-from molt.kv.transplant import Islands, carry, transplant
+from molt.kv.transplant import Islands, carry, transplanting
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import CPU, loading
 from molt.models.rope import rope_of
 from molt.models.weights_file import read_json
+from molt.work import Unfinished, Work, advanced, finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,14 @@ class _Loaded:
     ends: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Crossing:
+    """A switch under way: to where and how, and the work of it."""
+
+    way: tuple[str, RouteKind, int, int]
+    work: Work[PreallocatedCache]
+
+
 @dataclass(slots=True)
 class _Generation:
     """One answer under way."""
@@ -72,6 +80,7 @@ class _Generation:
     settled: int = 0
     spilled: Spilled | None = None
     finish: str | None = None
+    crossing: _Crossing | None = None
 
     @property
     def produced(self) -> int:
@@ -99,7 +108,7 @@ class RealEngine:
         self._tokenizer = Tokenizer.from_file(str(spec.tokenizer))
         self._measure_handoff = measure_handoff
         self._loaded: dict[str, _Loaded] = {}
-        self._loading: dict[str, Iterator[_Loaded | None]] = {}
+        self._loading: dict[str, Work[_Loaded]] = {}
         self._laboratory: dict[str, _Loaded] = {}
         self._generations: dict[str, _Generation] = {}
         self._spill_folder = spill_folder
@@ -116,15 +125,13 @@ class RealEngine:
         if rung in self._laboratory:
             self._loaded[rung] = self._laboratory.pop(rung)
             return True
-        until_ns = None if within_ns is None else time.monotonic_ns() + within_ns
         parts = self._loading.pop(rung, None) or self._bring_in(rung)
-        with no_memory_is(LoadError, f"for {rung}"):
-            while (loaded := next(parts)) is None:
-                if until_ns is not None and time.monotonic_ns() >= until_ns:
-                    self._loading[rung] = parts
-                    return False
-        self._loaded[rung] = loaded
-        return True
+        try:
+            with no_memory_is(LoadError, f"for {rung}"):
+                self._loaded[rung] = advanced(parts, within_ns)
+        except Unfinished:
+            self._loading[rung] = parts
+        return rung in self._loaded
 
     def release(self, rung: str) -> int:
         """Give a rung's weights back, or what there is of them so far; returns the bytes freed of a whole rung."""
@@ -186,49 +193,82 @@ class RealEngine:
         return Decoded(len(ids), tuple(ids), tuple(pieces), generation.finish)
 
     def switch(
-        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
     ) -> Handoff | None:
-        """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot."""
-        with no_memory_is(SwitchError, "for the switch"):
-            return self._switch(self._generations[tenant], dest, route, capacity, native)
+        """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot.
 
-    def _switch(
-        self, generation: _Generation, dest: str, route: RouteKind, capacity: int, native: int
-    ) -> Handoff | None:
-        source, target = generation.rung, self._loaded[dest].resident
+        With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on.
+        """
+        generation = self._generations[tenant]
+        way = (dest, route, capacity, native)
+        under_way, generation.crossing = generation.crossing, None
         text = generation.known[: generation.read + 1]
-        by = self._yardstick(source, target, generation.cache, text) if self._measure_handoff else None
-        match route:
-            case RouteKind.CARRY:
-                carried = carry(generation.cache, target, text, capacity)
-            case RouteKind.PROJECT:
-                kv_map = self._map(source, dest)
-                islands = Islands(SINKS, native)
-                carried = transplant(
-                    generation.cache, self._ropes[source], kv_map, target, text, capacity, islands
-                )
-            case RouteKind.REREAD:
-                raise AssertionError("a re-read is a shed to 0 and reads")
+        if under_way is None or under_way.way != way:
+            under_way = _Crossing(way, self._carried(generation.rung, generation.cache, text, *way))
+        target = self._loaded[dest].resident
+        with no_memory_is(SwitchError, "for the switch"):
+            measures = self._measure_handoff
+            by = self._yardstick(generation.rung, target, generation.cache, text) if measures else None
+            try:
+                carried = advanced(under_way.work, within_ns)
+            except Unfinished:
+                generation.crossing = under_way
+                raise
         generation.rung, generation.cache = dest, carried
         if route is RouteKind.PROJECT:
             generation.settled = settled_cells(carried)
         return None if by is None else judge(target, carried, by).handoff()
 
+    def _carried(
+        self,
+        source: str,
+        cache: PreallocatedCache,
+        text: list[int],
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int,
+    ) -> Work[PreallocatedCache]:
+        """A cache of ``source`` as it is to be at ``dest``."""
+        target = self._loaded[dest].resident
+        match route:
+            case RouteKind.CARRY:
+                return carry(cache, target, text, capacity)
+            case RouteKind.PROJECT:
+                kv_map = self._map(source, dest)
+                yield
+                rope, islands = self._ropes[source], Islands(SINKS, native)
+                return (yield from transplanting(cache, rope, kv_map, target, text, capacity, islands))
+            case RouteKind.REREAD:
+                raise AssertionError("a re-read is a shed to 0 and reads")
+
     def park(self, tenant: str) -> int:
         """Trim the cache to the cells it holds in memory; returns the bytes freed."""
-        cache = self._generations[tenant].cache
+        cache = self._to_change(tenant).cache
         return cache.resize(cache.cells)
 
     def grow(self, tenant: str, capacity: int) -> None:
         """Give a cache room for ``capacity`` cells (the way back from ``park``)."""
-        self._generations[tenant].cache.resize(capacity)
+        self._to_change(tenant).cache.resize(capacity)
+
+    def _to_change(self, tenant: str) -> _Generation:
+        """A generation whose cache is about to be changed: a switch that is under way is abandoned."""
+        generation = self._generations[tenant]
+        generation.crossing = None
+        return generation
 
     def spill(self, tenant: str) -> int:
         """Write a trimmed cache to disk and free its memory; returns the bytes freed.
 
         Raises ``SpillError`` and changes nothing if it cannot be written.
         """
-        generation = self._generations[tenant]
+        generation = self._to_change(tenant)
         with no_memory_is(SpillError, "to write it"):
             empty = self._empty_cache(generation.rung, capacity=0)
             generation.spilled = spill(generation.cache, self._spill_folder)
@@ -252,7 +292,7 @@ class RealEngine:
 
         With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is unread.
         """
-        generation = self._generations[tenant]
+        generation = self._to_change(tenant)
         if keep_cells > 0:
             try:
                 return generation.cache.shed(keep_cells, SINKS)
@@ -320,13 +360,12 @@ class RealEngine:
         generation.settled = healing.settled_after(cells, settled, healed)
         return logits
 
-    def _bring_in(self, rung: str) -> Iterator[_Loaded | None]:
-        """Nothing again and again while the rung is on its way, then the rung."""
+    def _bring_in(self, rung: str) -> Work[_Loaded]:
         folder = self._rungs[rung].folder
         loaded = yield from loading(self._rungs[rung], self._device)
         resident = as_resident(loaded.decoder, self._spec, rung)
         memory = (lambda: None) if loaded.arena is None else loaded.arena.watch()
-        yield _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
+        return _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
 
     def _empty_cache(self, rung: str, capacity: int) -> PreallocatedCache:
         return PreallocatedCache(self._spec.ladder.rung(rung).kv, capacity, self._device)
@@ -357,7 +396,7 @@ class RealEngine:
         if rung in self._loaded:
             return self._loaded[rung].resident
         if rung not in self._laboratory:
-            self._laboratory[rung] = next(filter(None, self._bring_in(rung)))
+            self._laboratory[rung] = finished(self._bring_in(rung))
         return self._laboratory[rung].resident
 
 

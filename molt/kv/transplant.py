@@ -26,6 +26,7 @@ from molt.kv.project import KVMap, project
 from molt.kv.resident import Resident
 from molt.kv.state import KVState
 from molt.models.rope import Rope
+from molt.work import Work, finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Islands:
 CHUNK_CELLS = 256
 """Cells projected at a time: bounds the transient memory to a few chunks, whatever the length of the context.
 """
+CHUNK_READ = 64
+"""Tokens read natively at a time: a pause after them comes soon enough, and most islands are no larger."""
 
 
 @torch.inference_mode()
@@ -67,7 +70,6 @@ def carry(
     return converted
 
 
-@torch.inference_mode()
 def transplant(
     source: PreallocatedCache,
     source_rope: Rope,
@@ -82,6 +84,20 @@ def transplant(
     ``known`` are the tokens of the text so far, by position; those after the last cell stay unread. Raises
     ``SwitchError`` for a cache that is not finite, a map of other geometries, a text too long for ``dest``.
     """
+    return finished(transplanting(source, source_rope, kv_map, dest, known, capacity, islands))
+
+
+@torch.inference_mode()
+def transplanting(
+    source: PreallocatedCache,
+    source_rope: Rope,
+    kv_map: KVMap,
+    dest: Resident,
+    known: Sequence[int],
+    capacity: int,
+    islands: Islands,
+) -> Work[PreallocatedCache]:
+    """``transplant``, which pauses after every chunk of cells that it projects or reads. Dropped, it leaves nothing."""
     _check(source, dest, known, capacity)
     if (kv_map.source, kv_map.dest) != (source.layout, dest.layout):
         raise SwitchError(
@@ -100,8 +116,12 @@ def transplant(
         projected = project(kv_map, state, inputs, source_rope, dest.rope)
         _check_state(projected, kv_map.mapped)
         carried.append(projected, first_layer=kv_map.native_layers)
+        yield
     resume = source.positions[tail] if tail < source.cells else 0
-    dest.read(carried, known[resume : resume + source.cells - tail], resume)
+    end = resume + source.cells - tail
+    for first in range(resume, end, CHUNK_READ):
+        dest.read(carried, known[first : min(first + CHUNK_READ, end)], first)
+        yield
     return carried
 
 

@@ -29,6 +29,7 @@ from molt.live.paced import Paced
 from molt.live.wire import CALLS, REPLIES, Ended, Reply, Wire
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.profile import load_profile, slowed
+from molt.work import Unfinished
 
 
 class EngineKind(StrEnum):
@@ -105,7 +106,7 @@ def _perform(engine: Engine, call: wire.Call) -> dict[str, Any]:
         case wire.Decode():
             return {"decoded": engine.decode(call.tenant, call.count, call.heal)}
         case wire.Switch():
-            return {"handoff": engine.switch(call.tenant, call.dest, call.route, call.capacity, call.native)}
+            return _switch(engine, call)
         case wire.Grow():
             engine.grow(call.tenant, call.capacity)
         case wire.Shed():
@@ -123,6 +124,14 @@ def _load(engine: Engine, call: wire.Load) -> bool:
         return engine.load(call.rung, call.within_ns)
     except LadderError as error:
         raise LoadError(str(error)) from error
+
+
+def _switch(engine: Engine, call: wire.Switch) -> dict[str, Any]:
+    way = (call.dest, call.route, call.capacity, call.native)
+    try:
+        return {"is_done": True, "handoff": engine.switch(call.tenant, *way, call.within_ns)}
+    except Unfinished:
+        return {"is_done": False}
 
 
 def _held(engine: Engine, call: wire.Call) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from molt.core.healing import chunk
 from molt.core.ladder import Ladder, RouteKind
 from molt.engine.modelled import ModelledEngine
 from molt.engine.protocol import Decoded
+from molt.work import Unfinished
 
 
 class Paced(ModelledEngine):
@@ -21,6 +22,7 @@ class Paced(ModelledEngine):
         self._costs = costs
         self._elapse = elapse
         self._left_ns: dict[str, int] = {}
+        self._crossing_ns: dict[str, int] = {}
 
     def load(self, rung: str, within_ns: int | None = None) -> bool:
         left_ns = self._left_ns.pop(rung, self._costs.rungs[rung].load_ns)
@@ -48,11 +50,39 @@ class Paced(ModelledEngine):
         return super().decode(tenant, count, heal)
 
     def switch(
-        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
     ) -> Handoff | None:
         generation = self._generations[tenant]
-        self._elapse(self._costs.switch_ns(generation.rung, dest, generation.cells, native))
+        whole_ns = self._costs.switch_ns(generation.rung, dest, generation.cells, native)
+        left_ns = self._crossing_ns.pop(tenant, whole_ns)
+        stretch_ns = left_ns if within_ns is None else min(left_ns, within_ns)
+        self._elapse(stretch_ns)
+        if stretch_ns < left_ns:
+            self._crossing_ns[tenant] = left_ns - stretch_ns
+            raise Unfinished
         return super().switch(tenant, dest, route, capacity, native)
+
+    def park(self, tenant: str) -> int:
+        self._crossing_ns.pop(tenant, None)
+        return super().park(tenant)
+
+    def grow(self, tenant: str, capacity: int) -> None:
+        self._crossing_ns.pop(tenant, None)
+        super().grow(tenant, capacity)
+
+    def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
+        self._crossing_ns.pop(tenant, None)
+        return super().shed(tenant, keep_cells, rung)
+
+    def finish(self, tenant: str) -> None:
+        self._crossing_ns.pop(tenant, None)
+        super().finish(tenant)
 
     def spill(self, tenant: str) -> int:
         self._elapse(self._costs.spill_ns(self.cache_bytes(tenant)))
@@ -66,4 +96,5 @@ class Paced(ModelledEngine):
 
     def kill(self) -> None:
         self._left_ns.clear()
+        self._crossing_ns.clear()
         super().kill()

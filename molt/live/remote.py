@@ -28,6 +28,7 @@ from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillE
 from molt.errors import InputError
 from molt.live import wire
 from molt.live.wire import CALLS, REPLIES, Ended, Numbered, Reply, Silence, Wire, WireError
+from molt.work import Unfinished
 
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
@@ -200,9 +201,18 @@ class RemoteEngine:
         return self._due(self._about(tenant, wire.Decode(tenant, count, heal)).decoded, "decode")
 
     def switch(
-        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
     ) -> Handoff | None:
-        return self._about(tenant, wire.Switch(tenant, dest, route, capacity, native)).handoff
+        reply = self._about(tenant, wire.Switch(tenant, dest, route, capacity, native, within_ns))
+        if not self._due(reply.is_done, "switch"):
+            raise Unfinished
+        return reply.handoff
 
     def park(self, tenant: str) -> int:
         return self._due(self._about(tenant, wire.OfTenant(tenant, "park")).freed_bytes, "park")

@@ -106,6 +106,7 @@ class Switch:
     route: RouteKind
     capacity: int
     native: int
+    within_ns: int | None
     call: Literal["switch"] = "switch"
 
 

@@ -4,7 +4,7 @@ Rules of this world, beside those of every world (``molt/world.py``):
 
 - One thread lives it (``run``) and does everything: it writes the log, calls the engine and the listener. Other threads
   leave word (``budget``, ``ask``, ``leave``, ``stop``): it counts from when it was left, and is heard at a boundary.
-- A boundary is one token, one chunk of reading, one stretch of a load; a switch is whole.
+- A boundary is one token, one chunk of reading, one stretch of a load or of a switch.
 - The engine's death is a fact, never the end of the run: it is started again, and requests begin anew.
 - Times are nanoseconds since ``run`` found the engine ready.
 """
@@ -33,6 +33,7 @@ from molt.core.view import Policy
 from molt.engine.protocol import Engine, EngineDied, LoadError, Request
 from molt.live.remote import RemoteEngine
 from molt.log import Log, plain
+from molt.work import Unfinished
 from molt.world import Guest, T, Wait, World
 
 LOOK_NS = 200_000_000
@@ -348,8 +349,14 @@ class LiveWorld(World):
     def _switch(self, step: SwitchStep) -> Wait[None]:
         move = self._moves[step.tenant]
         self._hold_for_switch(step, move)
-        outcome, took_ns = yield from self._spend(0, lambda: self._cross(step, move))
-        self._crossed(step, move, outcome, took_ns)
+        begin_ns, done_ns = self._clock_ns(), move.done_ns or 0
+        try:
+            outcome, took_ns = yield from self._spend(0, lambda: self._cross(step, move, CHUNK_NS_MAX))
+        except Unfinished:
+            move.done_ns = done_ns + self._clock_ns() - begin_ns
+            self._hear()
+            return
+        self._crossed(step, move, outcome, done_ns + took_ns)
 
     def _read(self, step: ReadStep) -> Wait[None]:
         tokens = min(step.chunk, step.tokens)

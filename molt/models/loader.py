@@ -11,12 +11,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +40,7 @@ from molt.models.ladder_file import RungSpec, check_stored
 from molt.models.matrix import FloatMatrix, Int8Matrix, Matrix, quantise_rows, row_offsets
 from molt.models.rope import rope_of
 from molt.models.weights_file import Stored, stored_tensors, weight_files
+from molt.work import Work, finished
 
 BLOCK_BYTES = 1024 * 1024  # small enough to stay in the processor's cache while it is quantised
 READ_BYTES = 2 * BLOCK_BYTES  # a huge page; larger reads were measured to be no faster
@@ -68,14 +68,9 @@ class LoadedRung:
     arena: Arena | None
 
 
-T = TypeVar("T")
-Work: TypeAlias = Generator[None, None, T]
-"""Work in small parts, between which it can be put aside or dropped, and then what came of it."""
-
-
 def load(rung: RungSpec, device: torch.device = CPU) -> LoadedRung:
     """Load a rung's weights in one go; see ``loading``."""
-    return _finished(loading(rung, device))
+    return finished(loading(rung, device))
 
 
 def loading(rung: RungSpec, device: torch.device = CPU) -> Work[LoadedRung]:
@@ -112,7 +107,7 @@ def prepare(rung: RungSpec) -> Path:
             return prepared[0]
     slots = image.layout(rung.shape, rung.precision)
     arena = Arena.anonymous(_end(slots))
-    _finished(_fill(arena, rung, slots))
+    finished(_fill(arena, rung, slots))
     tensors = _tensors(arena, slots)
     path = _image_path(rung)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -153,14 +148,6 @@ def _image_path(rung: RungSpec) -> Path:
 
 
 # --- filling an arena
-
-
-def _finished(work: Work[T]) -> T:
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            return done.value
 
 
 def _read(arena: Arena, path: Path, begin: int) -> Work[None]:

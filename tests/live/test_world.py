@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from molt.core import events as e
-from molt.core.costs import CostModel, RouteCosts, StepCost
+from molt.core.costs import CostModel
 from molt.core.ladder import Ladder, RouteKind
 from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError
 from molt.live.paced import Paced
@@ -24,14 +24,6 @@ from tests.live import stage
 from tests.small import LADDER, MIB, MS, S
 from tests.strategies import untied, worlds
 
-QUICK_SWITCHES = dataclasses.replace(
-    small.COSTS,
-    routes={
-        name: RouteCosts(StepCost(6 * MS, 0.02 * MS), route.divergences)
-        for name, route in small.COSTS.routes.items()
-    },
-)
-"""The live world switches in one go, the simulator looks up every 50 ms: no switch that takes longer."""
 POLICIES = {"molt": {"native_tokens": 0}, "restart": {}, "hold": {}, "always_small": {}, "per_request": {}}
 
 
@@ -47,8 +39,8 @@ def test_it_tells_the_simulators_story(name: str, on: ResolvedScenario) -> None:
     """Facts, decisions, their times, and memory after every round are the simulator's, if work takes what it costs."""
     on = dataclasses.replace(on, kill_after_ns=on.horizon_ns)
     policy = make_policy(name, POLICIES[name])
-    ran = small.simulate(policy, on, costs=QUICK_SWITCHES)
-    lived = stage.play(policy, on, LADDER, QUICK_SWITCHES)
+    ran = small.simulate(policy, on)
+    lived = stage.play(policy, on, LADDER, small.COSTS)
     simulated, told = told_by_simulator(ran.records), told_by_simulator(lived.records)
     if simulated and simulated[-1]["type"] == "PromptRead":  # told by the simulator when all of it is done
         simulated = simulated[:-1]
@@ -137,12 +129,18 @@ class Faulty(Paced):
         return super().decode(tenant, count, heal)
 
     def switch(
-        self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0
+        self,
+        tenant: str,
+        dest: str,
+        route: RouteKind,
+        capacity: int,
+        native: int = 0,
+        within_ns: int | None = None,
     ) -> e.Handoff | None:
         self._may_die("switch")
         if self._fails("switches"):
             raise SwitchError("it does not cross")
-        return super().switch(tenant, dest, route, capacity, native)
+        return super().switch(tenant, dest, route, capacity, native, within_ns)
 
     def park(self, tenant: str) -> int:
         self._may_die("park")
