@@ -1,0 +1,176 @@
+"""Publishes what ``molt prove`` found: ``python -m reports.prove_page FILE``, from its JSON alone.
+
+The page and the JSON go to ``reports/published/prove.md`` and ``prove.json``; a test makes the page again and compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from molt.units import show_duration, show_size
+from reports.confidence import upper_bound
+from reports.publish import PUBLISHED
+from reports.show import printable
+
+
+def page(text: str) -> str:
+    """The page of one JSON, given as its text, as Markdown."""
+    of = json.loads(text)
+    sections = (
+        _summary(of),
+        _machines(of["rule_machines"]),
+        _small_worlds(of["small_worlds"]),
+        _fuzz(of["fuzz"]),
+        _worst(of["worst_found"]["worst"]),
+        _suites(
+            {name: of[name] for name in of if "passed" in (of[name] if isinstance(of[name], dict) else ())}
+        ),
+        _facts(of, hashlib.sha256(text.encode()).hexdigest()),
+    )
+    return printable("\n\n".join(sections) + "\n")
+
+
+def _summary(of: Mapping[str, Any]) -> str:
+    broken, silent = of["failures"], of["silent"]
+    lines = [
+        "# What was tried, and what broke",
+        f"Made by `{of['command']}`; the figures are in [prove.json](prove.json).",
+        f"**{len(broken)} failures, {len(silent)} mechanisms that never fired.**",
+        *(f"- {line}" for line in broken),
+        *(f"- never fired: {line}" for line in silent),
+    ]
+    return "\n\n".join(lines)
+
+
+def _machines(of: Mapping[str, Any]) -> str:
+    names = list(of["fired"])
+    events = sorted({event for counts in of["fired"].values() for event in counts} - {"steps"})
+    rows = [[event, *(of["fired"][name].get(event, 0) for name in names)] for event in ["steps", *events]]
+    return (
+        f"## Rule machines: {of['steps']:,} stateful steps\n\n"
+        f"{of['examples']:,} examples from the first {of['seeds']:,} seeds. After every step belief and truth agree "
+        "and the rules of `tests/rules.py` hold; in the end there is enough memory for a while, and everybody has the "
+        "whole answer. What the calm and the restart machine lived through, the simulator lives through again and must "
+        "tell the same.\n\n" + _grid(rows, ["what happened", *names])
+    )
+
+
+def _small_worlds(of: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            name,
+            one["states"],
+            one["transitions"],
+            f"{one['depth']}, all there are" if one["complete"] else one["depth"],
+            one["live"],
+        ]
+        for name, one in of.items()
+        if "states" in (one if isinstance(one, dict) else ())
+    ]
+    headers = ["world", "states", "transitions", "depth", "states on the way to rest"]
+    return (
+        "## Every state of small worlds\n\n"
+        "No kill, no rule broken, no lever too early; and from every state everybody finishes once memory is "
+        "plentiful.\n\n" + _grid(rows, headers)
+    )
+
+
+def _fuzz(of: Mapping[str, Any]) -> str:
+    rows = [[name, count] for name, count in of["mechanisms"].items()]
+    share = 100 * upper_bound(len(of["failures"]), of["seeds"])
+    return (
+        f"## Fuzz: {of['seeds']:,} worlds over {of['simulated_hours']:,.0f} simulated hours\n\n"
+        f"{of['tokens']:,} tokens, {of['tokens_healed']:,} of them healed, in {of['wall_s']:,.0f} s. Each world is run "
+        f"twice, and both logs have the same hash. {len(of['failures'])} failures: with 95 % confidence at most "
+        f"{share:.2g} % of such worlds break a promise. Largest overshoot after enforcement, in worlds whose signals "
+        f"come in time: {of['overshoot_bytes_max']:,} bytes.\n\n" + _grid(rows, ["mechanism", "fired"])
+    )
+
+
+def _worst(of: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            policy,
+            one["worlds"],
+            f"{one['after_enforcement_bytes']:,}",
+            show_size(one["before_enforcement_bytes"]),
+            show_duration(one["since_fall_ns"]),
+            show_duration(one["at_a_stretch_ns"]),
+            f"{100 * one['share_of_bound']:.1f} %",
+        ]
+        for policy, one in of.items()
+    ]
+    headers = (
+        "policy",
+        "worlds",
+        "over after enforcement, bytes",
+        "over before it",
+        "longest since a fall",
+        "longest at a stretch",
+        "share of the bound in time",
+    )
+    return (
+        "## The worst that was found, beside the bound\n\n"
+        "A search climbs towards it. After enforcement the bound is 0 bytes; in time it is each world's own "
+        "([the bound](../../docs/the-bound.md)).\n\n" + _grid(rows, headers)
+    )
+
+
+def _suites(of: Mapping[str, Any]) -> str:
+    rows = [[name, one["passed"], len(one["failed"]), ", ".join(one["files"])] for name, one in of.items()]
+    return "## Tests that are a part of the proof\n\n" + _grid(rows, ["what", "passed", "failed", "files"])
+
+
+def _facts(of: Mapping[str, Any], digest: str) -> str:
+    machine = of["machine"]
+    facts = {
+        "command": f"`{of['command']}`",
+        "time": ", ".join(f"{name} {part['wall_s']:,.0f} s" for name, part in _parts(of).items())
+        + "; what was finished before counts as it was",
+        "commit": of["commit"],
+        "commits of the parts": "; ".join(f"{name} {', '.join(one)}" for name, one in _commits(of).items()),
+        "machine": f"{machine['processor']}, {machine['cores']} cores, {show_size(machine['memory_bytes'])}, "
+        f"{machine['system']}; other work ran on it, so times are upper bounds",
+        "versions": ", ".join(f"{name} {version}" for name, version in of["versions"].items()),
+        "sha256 of prove.json": digest,
+    }
+    return "## Where this comes from\n\n" + "\n".join(f"- {key}: {fact}" for key, fact in facts.items())
+
+
+def _parts(of: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: part for name, part in of.items() if isinstance(part, dict) and "commit" in part}
+
+
+def _commits(of: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {name: part.get("commits", [part["commit"]]) for name, part in _parts(of).items()}
+
+
+def _grid(rows: Iterable[Iterable[Any]], headers: Iterable[str]) -> str:
+    return tabulate(list(rows), list(headers), tablefmt="github", intfmt=",")
+
+
+def publish(path: Path, published: Path = PUBLISHED) -> None:
+    """Put the JSON and its page into ``published``."""
+    text = path.read_text(encoding="utf-8")
+    (published / "prove.json").write_text(text, encoding="utf-8", newline="\n")
+    (published / "prove.md").write_text(page(text), encoding="utf-8", newline="\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Publish the file given."""
+    if len(arguments) != 1:
+        print("usage: python -m reports.prove_page FILE", file=sys.stderr)
+        return 2
+    publish(Path(arguments[0]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
