@@ -110,7 +110,7 @@ class Engine(Protocol):
 
         The last ``native`` tokens of a projected cache are read by ``dest`` itself. With ``within_ns`` it may raise
         ``Unfinished`` near that time, and the same call again goes on; until it is done the old cache is as it was,
-        and any other call that changes it abandons the switch.
+        and any other call that changes it abandons the switch, as releasing ``dest`` does.
 
         Returns the measured quality where the engine measures it. Never called with ``REREAD``: the world sheds
         to 0 and reads again.

@@ -134,8 +134,14 @@ class RealEngine:
         return rung in self._loaded
 
     def release(self, rung: str) -> int:
-        """Give a rung's weights back, or what there is of them so far; returns the bytes freed of a whole rung."""
+        """Give a rung's weights back, or what there is of them so far; returns the bytes freed of a whole rung.
+
+        A switch to it that is under way is abandoned.
+        """
         self._loading.pop(rung, None)
+        for generation in self._generations.values():
+            if generation.crossing is not None and generation.crossing.way[0] == rung:
+                generation.crossing = None
         loaded = self._loaded.pop(rung, None)
         if loaded is None:
             return 0

@@ -86,15 +86,23 @@ def test_an_abandoned_switch_leaves_the_answer_as_it_was(
     assert engine.decode("tenant", 99) == left_alone.decode("tenant", 99)
 
 
+@pytest.mark.parametrize("done", [1, 2, 4, 8])
 @pytest.mark.parametrize(
-    "leave", [lambda engine: engine.park("tenant"), lambda engine: engine.finish("tenant"), RealEngine.kill]
+    "leave",
+    [
+        lambda engine: engine.park("tenant"),
+        lambda engine: engine.finish("tenant"),
+        lambda engine: None,  # releasing does
+        RealEngine.kill,
+    ],
 )
 def test_an_abandoned_switch_holds_on_to_nothing(
-    engine: RealEngine, leave: Callable[[Engine], object]
+    engine: RealEngine, done: int, leave: Callable[[Engine], object]
 ) -> None:
     """``release`` asserts that nothing refers to the weights any more."""
-    with pytest.raises(Unfinished):
-        cross(engine)
+    for _ in range(done):
+        with pytest.raises(Unfinished):
+            cross(engine)
     gc.disable()
     try:
         leave(engine)

@@ -117,14 +117,14 @@ def test_what_lies_outside_of_the_group_is_not_counted(tmp_path: Path) -> None:
     ledger = Ledger(group)
     assert ledger.rest(os.getpid()) == 6_500
     assert ledger.read(0, os.getpid()).others_bytes < MIB
-    block = bytearray(8 * MIB)
-    assert 7 * MIB < ledger.read(0, os.getpid()).own_bytes < 10 * MIB
+    block = bytearray(64 * MIB)
+    assert 48 * MIB < ledger.read(0, os.getpid()).own_bytes < 80 * MIB  # whatever else it frees meanwhile
     assert ledger.read(0, None).own_bytes == 0
     del block
 
 
 def test_own_memory_is_what_has_no_file_behind_it() -> None:
-    before, block = anonymous_bytes(os.getpid()), bytearray(8 * MIB)
-    assert 7 * MIB < anonymous_bytes(os.getpid()) - before < 10 * MIB
+    before, block = anonymous_bytes(os.getpid()), bytearray(64 * MIB)
+    assert 48 * MIB < anonymous_bytes(os.getpid()) - before < 80 * MIB
     del block
     assert anonymous_bytes(2**22 + 1) == 0, "no process has such an id"

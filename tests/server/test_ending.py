@@ -149,7 +149,9 @@ def test_20_the_engine_is_killed(server: Process) -> None:
     with server.client() as client:
         wait_until(lambda: any(t["tokens"] > 3 for t in client.get("/molt/state").json()["tenants"]))
         other.start()
-        wait_until(lambda: len(client.get("/molt/state").json()["tenants"]) == 2)
+        wait_until(
+            lambda: [t["phase"] for t in client.get("/molt/state").json()["tenants"]] == ["active"] * 2
+        )
         engine.send_signal(signal.SIGKILL)
         thread.join(10)
         assert seen[-1] == "[DONE]"
