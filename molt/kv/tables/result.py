@@ -7,11 +7,12 @@ pages are made from the files alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from molt.errors import InputError
 
@@ -55,10 +56,14 @@ class Gate(Strict):
         return self.value <= self.limit
 
 
-class Origin(Strict):
-    """Where a file comes from."""
+def _without_folders(command: str) -> str:
+    return re.sub(r"(?<![^\s=])/(?:\S*/)?", "", command)
 
-    command: str
+
+class Origin(Strict):
+    """Where a file comes from. Of an absolute path in its ``command`` the name is left: folders are a machine's own."""
+
+    command: Annotated[str, AfterValidator(_without_folders)]
     ladder: str
     seed: int
     commit: str

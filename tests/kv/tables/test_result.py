@@ -85,6 +85,19 @@ def test_a_missing_file_and_a_missing_key_are_refused(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("molt eval handoff pico --text /home/me/texts", "molt eval handoff pico --text texts"),
+        ("molt eval drift --text=/texts /a/b.yaml", "molt eval drift --text=texts b.yaml"),
+        ("molt eval drift mine/pico.yaml --text texts", "molt eval drift mine/pico.yaml --text texts"),
+    ],
+)
+def test_an_origin_says_nothing_of_a_machines_folders(given: str, kept: str) -> None:
+    origin = Origin(command=given, ladder="", seed=0, commit="", machine={}, threads=1, versions={})
+    assert origin.command == kept
+
+
 def test_the_crossover_is_named_and_the_origin_is_told() -> None:
     (grid,) = show.grids(table())
     assert "with the map in memory from 64 tokens on" in grid.note
