@@ -1,11 +1,12 @@
 """Publishes a session of ``molt demo``: its JSON becomes a page in ``reports/published``.
 
 ``python -m reports.demo_page RUN ...`` after ``molt demo --out RUN``. Nothing is typed: every number is of the stream
-that the JSON has recorded (a test makes the published page again and compares).
+that the JSON has recorded, in the page and in the README (a test makes both again and compares).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from molt.kv.tables.show import Grid, markdown
 from molt.units import show_size
 from reports import show
 from reports.eval_page import template
-from reports.publish import PUBLISHED
+from reports.publish import PUBLISHED, README
 
 MEANING = (
     "TTFT is from sending the request to its first token, at the client, and has the loading of the rung in it: a "
@@ -99,6 +100,16 @@ def publish(run: Path, published: Path = PUBLISHED) -> str:
     return name
 
 
+def with_sessions(readme: str, published: Path = PUBLISHED) -> str:
+    """The README with its sessions as published, each between ``<!-- session: NAME -->`` and ``<!-- end -->``."""
+
+    def fill(match: re.Match[str]) -> str:
+        session = Session.model_validate_json((published / f"{match[1]}.json").read_bytes())
+        return f"<!-- session: {match[1]} -->\n```text\n{annotated(session)}```\n<!-- end -->"
+
+    return re.sub(r"<!-- session: (\S+) -->\n.*?<!-- end -->", fill, readme, flags=re.DOTALL)
+
+
 def main(arguments: list[str]) -> int:
     """Publish the runs given."""
     if not arguments:
@@ -110,6 +121,7 @@ def main(arguments: list[str]) -> int:
     except InputError as error:
         print(f"molt: {error}", file=sys.stderr)
         return 2
+    README.write_text(with_sessions(README.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
     return 0
 
 

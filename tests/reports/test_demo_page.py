@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 
 from molt.demo import Happened, Said, Session, annotated, to_json
-from reports.demo_page import main, page, publish
-from reports.publish import PUBLISHED
+from reports.demo_page import main, page, publish, with_sessions
+from reports.publish import PUBLISHED, README
 
 SESSIONS = sorted(PUBLISHED.glob("demo-*.json"))
 
 
 def session_of(path: Path) -> Session:
     return Session.model_validate_json(path.read_bytes())
+
+
+def test_the_readme_has_the_published_session() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert "<!-- session: demo-qwen2.5-coder -->" in text
+    assert with_sessions(text) == text
 
 
 def test_a_session_is_published() -> None:
