@@ -144,8 +144,8 @@ def make_case(seed: int) -> Case:
     late_ns = random.choice((0, 50 * MS, 200 * MS))
     faults = Faults(
         switch=_sometimes(random, 0.3),
-        spill=_sometimes(random, 0.5),
-        restore=_sometimes(random, 0.5),
+        spill=random.choice((0.0, 0.0, 0.5)),  # seldom as it is that something is written
+        restore=random.choice((0.0, 0.5, 1.0)),
         late=_sometimes(random, 0.5),
         doubled=_sometimes(random, 0.5),
         late_ns=late_ns,

@@ -64,7 +64,7 @@ class Form:
     worlds: int
 
 
-QUICK = Form(steps=20_000, depth=5, alone=60, seeds=1000, worlds=200)
+QUICK = Form(steps=20_000, depth=5, alone=16, seeds=1000, worlds=200)
 FULL = Form(steps=1_000_000, depth=6, alone=60, seeds=10_000, worlds=2000)
 
 
@@ -189,7 +189,9 @@ def small_worlds(depth: int, alone: int = 60) -> dict[str, Any]:
 def run_suite(files: tuple[str, ...]) -> dict[str, Any]:
     """Run test files as they are; how many tests there were, and the names of those that failed."""
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", "--no-header", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     lines = done.stdout.splitlines()
     counts = {word: int(number) for number, word in _pairs(lines[-1])} if lines else {}
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
