@@ -17,13 +17,12 @@ from __future__ import annotations
 import mmap
 import sys
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from realproc.cgroup import GroupV1, MemoryGroup
+from realproc.cgroup import MemoryGroup
 from realproc.lookout import SECOND_NS, growth, remember
 from realproc.resident import MIB
 from realproc.signals import MS_NS, Observation
@@ -140,7 +139,6 @@ class Ledger:
 
     def __init__(self, group: MemoryGroup) -> None:
         self._group = group
-        self._droppable = _DROPPABLE_V1 if isinstance(group, GroupV1) else _DROPPABLE_V2
         self._outside_bytes = 0
 
     def rest(self, pid: int) -> int:
@@ -157,7 +155,7 @@ class Ledger:
         """
         for _ in range(READINGS_MAX):
             before_bytes = self._own(pid)
-            held_bytes = self._held()
+            held_bytes = self._group.held_bytes()
             after_bytes = self._own(pid)
             if abs(after_bytes - before_bytes) < QUANTUM_BYTES // 2:
                 break
@@ -165,19 +163,6 @@ class Ledger:
 
     def _own(self, pid: int | None) -> int:
         return 0 if pid is None else max(0, anonymous_bytes(pid) - self._outside_bytes)
-
-    def _held(self) -> int:
-        usage_bytes = int(self._group.usage_file.read_bytes())
-        lines = (self._group.folder / "memory.stat").read_text("ascii").splitlines()
-        return max(0, usage_bytes - self._clean(lines))
-
-    def _clean(self, lines: Iterable[str]) -> int:
-        sizes = dict(line.split(" ", 1) for line in lines)
-        return max(0, sum(sign * int(sizes.get(key, "0")) for key, sign in self._droppable.items()))
-
-
-_DROPPABLE_V1 = {"total_cache": 1, "total_shmem": -1, "total_dirty": -1, "total_writeback": -1}
-_DROPPABLE_V2 = {"file": 1, "shmem": -1, "file_dirty": -1, "file_writeback": -1}
 
 
 def anonymous_bytes(pid: int) -> int:

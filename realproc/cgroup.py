@@ -56,6 +56,11 @@ class Reading:
     kills: int
     limit_hits: int
 
+    @property
+    def held_bytes(self) -> int:
+        """What is used and cannot be dropped: only giving it back, or a kill, makes it less."""
+        return max(0, self.usage_bytes - self.droppable_bytes)
+
 
 class MemoryGroup(Protocol):
     """A memory control group that was made for a run."""
@@ -84,6 +89,9 @@ class MemoryGroup(Protocol):
 
     def read(self) -> Reading:
         """Everything that is counted."""
+
+    def held_bytes(self) -> int:
+        """``Reading.held_bytes`` alone, from two files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +122,18 @@ class GroupV1:
 
     def read(self) -> Reading:
         stat = _table(self.folder / "memory.stat")
-        cache, shared = _hierarchical(stat, "cache"), _hierarchical(stat, "shmem")
-        unwritten = _hierarchical(stat, "dirty") + _hierarchical(stat, "writeback")
         return Reading(
             usage_bytes=_number(self.usage_file),
             peak_bytes=read_count(self.folder / "memory.max_usage_in_bytes"),
             anon_bytes=_hierarchical(stat, "rss"),
-            file_bytes=cache,
-            droppable_bytes=max(0, cache - shared - unwritten),
+            file_bytes=_hierarchical(stat, "cache"),
+            droppable_bytes=_droppable_v1(stat),
             kills=_table(self.folder / "memory.oom_control").get("oom_kill", 0),
             limit_hits=_number(self.folder / "memory.failcnt"),
         )
+
+    def held_bytes(self) -> int:
+        return max(0, _number(self.usage_file) - _droppable_v1(_table(self.folder / "memory.stat")))
 
     def forget_peak(self) -> None:
         """The peak begins anew, at the usage of now."""
@@ -202,16 +211,18 @@ class GroupV2:
 
     def read(self) -> Reading:
         stat, events = _table(self.folder / "memory.stat"), _table(self.events_file)
-        unwritten = stat.get("file_dirty", 0) + stat.get("file_writeback", 0)
         return Reading(
             usage_bytes=_number(self.usage_file),
             peak_bytes=read_count(self.folder / "memory.peak"),
             anon_bytes=stat.get("anon", 0),
             file_bytes=stat.get("file", 0),
-            droppable_bytes=max(0, stat.get("file", 0) - stat.get("shmem", 0) - unwritten),
+            droppable_bytes=_droppable_v2(stat),
             kills=events.get("oom_kill", 0),
             limit_hits=events.get("max", 0),
         )
+
+    def held_bytes(self) -> int:
+        return max(0, _number(self.usage_file) - _droppable_v2(_table(self.folder / "memory.stat")))
 
 
 # --- making and removing ---
@@ -320,6 +331,17 @@ def _table(file: Path) -> dict[str, int]:
 def _hierarchical(stat: dict[str, int], key: str) -> int:
     """A number of v1's ``memory.stat``, with that of groups below where it is given."""
     return stat.get(f"total_{key}", stat.get(key, 0))
+
+
+def _droppable_v1(stat: dict[str, int]) -> int:
+    """File pages that are nobody's work: neither shared memory nor still to be written."""
+    kept = sum(_hierarchical(stat, key) for key in ("shmem", "dirty", "writeback"))
+    return max(0, _hierarchical(stat, "cache") - kept)
+
+
+def _droppable_v2(stat: dict[str, int]) -> int:
+    kept = sum(stat.get(key, 0) for key in ("shmem", "file_dirty", "file_writeback"))
+    return max(0, stat.get("file", 0) - kept)
 
 
 def _words(file: Path) -> list[str]:

@@ -64,8 +64,7 @@ class Sample:
         """What the watched process might have; at least 1."""
         free_bytes = self.available_bytes
         if self.group is not None and self.group_limit_bytes is not None:
-            held_bytes = self.group.usage_bytes - self.group.droppable_bytes
-            free_bytes = min(free_bytes, self.group_limit_bytes - held_bytes)
+            free_bytes = min(free_bytes, self.group_limit_bytes - self.group.held_bytes)
         return max(1, free_bytes + (self.own.anon_bytes if self.own else 0))
 
 
