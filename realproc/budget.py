@@ -132,7 +132,7 @@ class Teller:
 
 
 class Ledger:
-    """Reads the standing of an engine process in its group, in some ten microseconds.
+    """Reads the standing of an engine process in its group, in a tenth of a millisecond.
 
     A part of the process lies outside: what it allocated before it entered the group is charged elsewhere.
     """
