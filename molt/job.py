@@ -12,6 +12,7 @@ from typing import Any
 
 from molt import provenance, scenario
 from molt.core.costs import CostModel
+from molt.core.ladder import Ladder
 from molt.core.view import Policy
 from molt.errors import InputError
 from molt.log import plain
@@ -75,14 +76,21 @@ def header(job: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
                 for tenant in run.tenants
             ],
         },
+        **grounds(job.spec.ladder, job.costs, named, policy),
+    }
+
+
+def grounds(ladder: Ladder, costs: CostModel, named: PolicySpec, policy: Policy) -> dict[str, Any]:
+    """Everything that decisions depend on beside the facts, and where it was computed, for the first line of a log."""
+    return {
         "policy": {
             "name": policy.name,
             "source": named.name,
             "params": plain(named.params),
             "promises": sorted(policy.promises),
         },
-        "ladder": plain(job.spec.ladder),
-        "costs": plain(job.costs),
+        "ladder": plain(ladder),
+        "costs": plain(costs),
         "machine": provenance.machine(),
         "versions": provenance.versions(),
         "commit": provenance.commit(),

@@ -17,7 +17,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from molt.errors import InputError
 from reports import show
 from reports.confidence import lower_bound, upper_bound
 from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
+from reports.publish import PUBLISHED as ALL_PUBLISHED
+from reports.publish import run_command
 
-PUBLISHED = Path(__file__).resolve().parent / "published" / "real"
+PUBLISHED = ALL_PUBLISHED / "real"
 LOOK_NS = 10_000_000
 """How long after it was true a usage is seen at the latest, by the signal that looks every 10 ms."""
 MIB = 2**20
@@ -166,7 +168,6 @@ def page(campaign: Campaign, name: str, command: str) -> str:
     points = [trial for trial in trials if bound_bytes(trial) is not None]
     misses = sum(map(is_miss, points))
     reasons = {reason: sum(row["void"] == reason for row in campaign.void) for reason in _reasons(campaign)}
-    machine = ", ".join(f"{key} {value}" for key, value in sorted(first["machine"].items()))
     return "\n".join(
         [
             f"# Paired runs under real pressure: {first['ladder']}",
@@ -206,7 +207,7 @@ def page(campaign: Campaign, name: str, command: str) -> str:
             "## Where from",
             "",
             f"- commit {', '.join(sorted({str(s['commit']) for s in campaign.sessions}))}",
-            f"- machine: {machine}",
+            f"- machine: {show.machine(first['machine'])}",
             f"- signal {first['signal']}; others leave {show.size(first['left_bytes'])}",
             f"- {len(campaign.sessions)} sessions, the first on {first['session']}",
             "",
@@ -302,8 +303,8 @@ def _table(headers: list[str], body: list[list[Any]]) -> str:
     return tabulate(body, headers, tablefmt="github", colalign=align if body else None, disable_numparse=True)
 
 
-def publish(file: Path, folder: Path = PUBLISHED) -> None:
-    """Copy a campaign's file and write its page and picture beside it."""
+def publish(file: Path, folder: Path = PUBLISHED) -> str:
+    """Copy a campaign's file and write its page and picture beside it; returns their name."""
     campaign = Campaign.read(file)
     folder.mkdir(parents=True, exist_ok=True)
     name = file.stem
@@ -311,6 +312,7 @@ def publish(file: Path, folder: Path = PUBLISHED) -> None:
         shutil.copyfile(file, folder / file.name)
     for ending, text in pages(campaign, name).items():
         (folder / f"{name}{ending}").write_text(text, encoding="utf-8", newline="\n")
+    return name
 
 
 def pages(campaign: Campaign, name: str) -> dict[str, str]:
@@ -321,17 +323,7 @@ def pages(campaign: Campaign, name: str) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Publish the files given."""
-    if not arguments:
-        print("usage: python -m reports.campaign FILE.jsonl ...", file=sys.stderr)
-        return 2
-    try:
-        for file in arguments:
-            publish(Path(file))
-            print(f"{file}: published", file=sys.stderr)
-    except InputError as error:
-        print(f"molt: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command("python -m reports.campaign FILE.jsonl ...", arguments, partial(map, publish))
 
 
 if __name__ == "__main__":

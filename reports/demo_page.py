@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,9 @@ from pydantic import ValidationError
 from molt.demo import Session, annotated, to_json
 from molt.errors import InputError
 from molt.kv.tables.show import Grid, markdown
-from molt.units import show_size
 from reports import show
 from reports.eval_page import template
-from reports.publish import PUBLISHED, README
+from reports.publish import PUBLISHED, run_command
 
 MEANING = (
     "TTFT is from sending the request to its first token, at the client, and has the loading of the rung in it: a "
@@ -68,11 +68,10 @@ def _row(switch: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _facts(session: Session) -> dict[str, str]:
-    machine = {**session.machine, "memory_bytes": show_size(int(session.machine.get("memory_bytes") or 0))}
     return {
         "command": f"`{session.command}`",
         "commit": session.commit,
-        "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes']}, {machine['system']}",
+        "machine": show.machine(session.machine),
         "load when it began": f"{session.load:.1f} processes that ran or waited, over the last minute",
         "versions": ", ".join(f"{name} {version}" for name, version in session.versions.items()),
     }
@@ -112,17 +111,7 @@ def with_sessions(readme: str, published: Path = PUBLISHED) -> str:
 
 def main(arguments: list[str]) -> int:
     """Publish the runs given."""
-    if not arguments:
-        print("usage: python -m reports.demo_page RUN ...", file=sys.stderr)
-        return 2
-    try:
-        for run in arguments:
-            print(f"{publish(Path(run))}: published", file=sys.stderr)
-    except InputError as error:
-        print(f"molt: {error}", file=sys.stderr)
-        return 2
-    README.write_text(with_sessions(README.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
-    return 0
+    return run_command("python -m reports.demo_page RUN ...", arguments, partial(map, publish), with_sessions)
 
 
 if __name__ == "__main__":

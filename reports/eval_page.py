@@ -14,12 +14,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from molt.errors import InputError
 from molt.kv.tables import show
 from molt.kv.tables.result import Handoff, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
-from molt.units import show_size
-from reports.publish import PUBLISHED, README
-from reports.show import printable
+from reports.publish import PUBLISHED, run_command
+from reports.show import machine, printable
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 TITLES: Mapping[str, str] = {
@@ -77,11 +75,10 @@ def template() -> Template:
 
 def _facts(table: Table) -> dict[str, str]:
     origin: Origin = table.origin
-    machine = {**origin.machine, "memory_bytes": show_size(int(origin.machine.get("memory_bytes") or 0))}
     facts = {
         "command": f"`{origin.command}`",
         "commit": origin.commit,
-        "machine": f"{machine['processor']}, {machine['cores']} cores, {machine['memory_bytes']}, {machine['system']}",
+        "machine": machine(origin.machine),
         "threads": str(origin.threads),
         "versions": ", ".join(f"{name} {version}" for name, version in origin.versions.items()),
         "seed": str(origin.seed),
@@ -160,17 +157,7 @@ def with_tables(readme: str, published: Path = PUBLISHED) -> str:
 
 def main(arguments: list[str]) -> int:
     """Publish the files given."""
-    if not arguments:
-        print("usage: python -m reports.eval_page FILE ...", file=sys.stderr)
-        return 2
-    try:
-        for name in publish([Path(path) for path in arguments]):
-            print(f"{name}: published", file=sys.stderr)
-    except InputError as error:
-        print(f"molt: {error}", file=sys.stderr)
-        return 2
-    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
-    return 0
+    return run_command("python -m reports.eval_page FILE ...", arguments, publish, with_tables)
 
 
 if __name__ == "__main__":

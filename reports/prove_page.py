@@ -9,15 +9,17 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from molt.errors import InputError
 from molt.units import show_duration, show_size
 from reports.confidence import upper_bound
-from reports.publish import PUBLISHED
-from reports.show import printable
+from reports.publish import PUBLISHED, run_command
+from reports.show import machine, printable
 
 
 def page(text: str) -> str:
@@ -129,15 +131,13 @@ def _suites(of: Mapping[str, Any]) -> str:
 
 
 def _facts(of: Mapping[str, Any], digest: str) -> str:
-    machine = of["machine"]
     facts = {
         "command": f"`{of['command']}`",
         "time": ", ".join(f"{name} {part['wall_s']:,.0f} s" for name, part in _parts(of).items())
         + "; what was finished before counts as it was",
         "commit": of["commit"],
         "commits of the parts": "; ".join(f"{name} {', '.join(one)}" for name, one in _commits(of).items()),
-        "machine": f"{machine['processor']}, {machine['cores']} cores, {show_size(machine['memory_bytes'])}, "
-        f"{machine['system']}; other work ran on it, so times are upper bounds",
+        "machine": f"{machine(of['machine'])}; other work ran on it, so times are upper bounds",
         "versions": ", ".join(f"{name} {version}" for name, version in of["versions"].items()),
         "sha256 of prove.json": digest,
     }
@@ -156,20 +156,24 @@ def _grid(rows: Iterable[Iterable[Any]], headers: Iterable[str]) -> str:
     return tabulate(list(rows), list(headers), tablefmt="github", intfmt=",")
 
 
-def publish(path: Path, published: Path = PUBLISHED) -> None:
-    """Put the JSON and its page into ``published``."""
-    text = path.read_text(encoding="utf-8")
+def publish(path: Path, published: Path = PUBLISHED) -> str:
+    """Put the JSON and its page into ``published``; returns their name. ``InputError`` for what is no proof."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        made = page(text)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path}: not what molt prove writes: {error}") from error
     (published / "prove.json").write_text(text, encoding="utf-8", newline="\n")
-    (published / "prove.md").write_text(page(text), encoding="utf-8", newline="\n")
+    (published / "prove.md").write_text(made, encoding="utf-8", newline="\n")
+    return "prove"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the file given."""
-    if len(arguments) != 1:
-        print("usage: python -m reports.prove_page FILE", file=sys.stderr)
-        return 2
-    publish(Path(arguments[0]))
-    return 0
+    single = arguments if len(arguments) == 1 else []
+    return run_command("python -m reports.prove_page FILE", single, partial(map, publish))
 
 
 if __name__ == "__main__":

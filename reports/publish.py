@@ -11,10 +11,12 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from molt.errors import InputError
 from reports.table import rows
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -36,8 +38,7 @@ README_ROWS = (
 
 def publish(run: Path, published: Path = PUBLISHED) -> str:
     """Copy the pages of a run folder; returns the scenario's name."""
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    name = summary["scenario"]
+    name = summary_of(run)["scenario"]
     published.mkdir(exist_ok=True)
     shutil.copyfile(run / "summary.json", published / f"{name}.json")
     shutil.copyfile(run / "report.html", published / f"{name}.html")
@@ -46,6 +47,17 @@ def publish(run: Path, published: Path = PUBLISHED) -> str:
     title, rest = page.split("\n\n", 1)
     (published / f"{name}.md").write_text(f"{title}\n\n{preface}{rest}", encoding="utf-8", newline="\n")
     return name
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """The summary of a run folder; ``InputError`` if it has none."""
+    try:
+        summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{run / 'summary.json'}: {error}") from error
+    return summary
 
 
 def command(name: str) -> str:
@@ -78,15 +90,34 @@ def with_tables(readme: str, published: Path = PUBLISHED) -> str:
     return re.sub(r"<!-- published: (\w+) -->\n.*?<!-- end -->", fill, readme, flags=re.DOTALL)
 
 
+def run_command(
+    usage: str,
+    arguments: Sequence[str],
+    publish_all: Callable[[list[Path]], Iterable[str]],
+    renewed: Callable[[str], str] = lambda readme: readme,
+) -> int:
+    """Publish what the arguments name, say what came of it, and renew the README; returns the exit status.
+
+    ``usage`` is told where there are no arguments, and one line, with status 2, for bad input.
+    """
+    if not arguments:
+        print(f"usage: {usage}", file=sys.stderr)
+        return 2
+    try:
+        for name in publish_all([Path(argument) for argument in arguments]):
+            print(f"{name}: published", file=sys.stderr)
+    except InputError as error:
+        print(f"molt: {error}", file=sys.stderr)
+        return 2
+    before = README.read_text(encoding="utf-8")
+    if (after := renewed(before)) != before:
+        README.write_text(after, encoding="utf-8", newline="\n")
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     """Publish the run folders given."""
-    if not arguments:
-        print("usage: python -m reports.publish RUN ...", file=sys.stderr)
-        return 2
-    for run in arguments:
-        print(f"{publish(Path(run))}: published", file=sys.stderr)
-    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8", newline="\n")
-    return 0
+    return run_command("python -m reports.publish RUN ...", arguments, partial(map, publish), with_tables)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from molt.units import show_duration, show_size
 from reports.metrics import NS_PER_MS
 
@@ -51,6 +54,11 @@ def decimal(value: float | None) -> str:
 def count(number: int, singular: str, plural: str | None = None) -> str:
     """A number and its noun: ``1 answer``, ``3 answers``."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def machine(of: Mapping[str, Any]) -> str:
+    """The machine of a run, as ``molt.provenance.machine`` tells of it."""
+    return f"{of['processor']}, {of['cores']} cores, {size(int(of.get('memory_bytes') or 0))}, {of['system']}"
 
 
 def printable(text: str) -> str:

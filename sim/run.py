@@ -21,19 +21,12 @@ from molt import job
 from molt.core.turns import step_ns_max
 from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine
+from molt.engine.protocol import Engine, EngineKind
 from molt.errors import InputError
 from molt.log import FILE_NAME, Log
 from molt.scenario import PolicySpec
 from molt.units import show_duration
 from sim.world import World
-
-
-class EngineKind(StrEnum):
-    """Real model steps, or their costs only."""
-
-    REAL = "real"
-    MODELLED = "modelled"
 
 
 class Clock(StrEnum):

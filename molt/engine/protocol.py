@@ -10,6 +10,7 @@ token is therefore always read natively by the rung that answers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from molt.core.events import Handoff
@@ -17,6 +18,13 @@ from molt.core.ladder import RouteKind
 
 SINKS = 4
 """First cells that a shed keeps, and that a projected switch reads natively: attention parks its unused mass there."""
+
+
+class EngineKind(StrEnum):
+    """Real model steps, or their costs only."""
+
+    REAL = "real"
+    MODELLED = "modelled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, assert_never
 import typer
 
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine, LoadError, SpillError, SwitchError
+from molt.engine.protocol import Engine, EngineKind, LoadError, SpillError, SwitchError
 from molt.errors import InputError, LadderError
 from molt.live import lifeline, wire
 from molt.live.paced import Paced
@@ -30,13 +30,6 @@ from molt.live.wire import CALLS, REPLIES, Ended, Reply, Wire
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.profile import load_profile, slowed
 from molt.work import Unfinished
-
-
-class EngineKind(StrEnum):
-    """Real model steps, or their books only."""
-
-    REAL = "real"
-    MODELLED = "modelled"
 
 
 class Residency(StrEnum):

@@ -14,18 +14,19 @@ from typing import Annotated, Any, TextIO
 import psutil
 import typer
 
-from molt import provenance
 from molt.core import events as e
 from molt.core.costs import CostModel
 from molt.core.ladder import Ladder
 from molt.core.view import Policy
 from molt.errors import InputError
+from molt.job import grounds
 from molt.live.remote import ChildSpec, RemoteEngine
 from molt.live.world import LiveWorld
-from molt.log import FILE_NAME, Log, plain
+from molt.log import FILE_NAME, Log
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.plugins import make_policy
 from molt.profile import load_profile
+from molt.scenario import PolicySpec
 from molt.server.admin import MANUAL, Budgeting, budget_on, make_follower
 from molt.server.answering import Answering
 from molt.server.app import Service, application
@@ -173,22 +174,12 @@ def default_budget(ladder: Ladder) -> int:
 
 
 def header(spec: LadderSpec, costs: CostModel, policy: Policy, source: str, engine: str) -> dict[str, Any]:
-    """The first line of a server's log: everything that its decisions depend on."""
+    """The first line of a server's log."""
     return {
         "server": {"ladder": spec.ladder.name},
-        "policy": {
-            "name": policy.name,
-            "source": source,
-            "params": {},
-            "promises": sorted(policy.promises),
-        },
         "engine": engine,
         "clock": "live",
-        "ladder": plain(spec.ladder),
-        "costs": plain(costs),
-        "machine": provenance.machine(),
-        "versions": provenance.versions(),
-        "commit": provenance.commit(),
+        **grounds(spec.ladder, costs, PolicySpec(source), policy),
     }
 
 

@@ -15,7 +15,8 @@ from reports.confidence import upper_bound
 MIB = 2**20
 SESSION = {
     "session": "2026-01-01T00:00:00+00:00", "ladder": "pico", "signal": "poll-10ms", "left_bytes": 14 * MIB,
-    "machine": {"cores": 2}, "commit": "c0ffee",
+    "machine": {"processor": "a processor", "cores": 2, "memory_bytes": 4 * 2**30, "system": "Linux 6.1 x86_64"},
+    "commit": "c0ffee",
 }  # fmt: skip
 
 

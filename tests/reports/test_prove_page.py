@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -39,3 +40,16 @@ def test_failures_are_said_first() -> None:
 def test_it_wants_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", None])
+def test_anything_else_is_refused_in_one_line(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prove.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    assert main([str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"molt: {path}: ")
+    assert told.count("\n") == 1

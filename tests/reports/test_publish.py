@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from reports.from_run import write_reports
 from reports.publish import PUBLISHED, README, main, publish, readme_table, with_tables
 
@@ -37,3 +39,15 @@ def test_publishing_copies_the_pages_of_a_run(run_dir: Path, tmp_path: Path) -> 
 
 def test_without_a_run_it_says_how_it_is_used() -> None:
     assert main([]) == 2
+
+
+@pytest.mark.parametrize("text", ["no JSON", None])
+def test_a_folder_without_a_summary_is_refused_in_one_line(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text, encoding="utf-8")
+    assert main([str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"molt: {tmp_path / 'summary.json'}: ")
+    assert told.count("\n") == 1
