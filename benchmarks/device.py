@@ -22,7 +22,7 @@ from tabulate import tabulate
 from molt.cli import run_command
 from molt.core.ladder import Route, RouteKind
 from molt.engine.device import allocated_bytes, usable_device
-from molt.engine.protocol import Request
+from molt.engine.protocol import Request, Way
 from molt.engine.real import RealEngine
 from molt.kv.fit import resident
 from molt.kv.resident import Resident
@@ -106,7 +106,7 @@ def _transplant(engine: RealEngine, route: Route, request: Request) -> float:
         engine.admit("tenant", request, route.source, len(PROMPT) + 199)
         engine.read("tenant", len(PROMPT) - 1, 128)
         begin = time.perf_counter()
-        engine.switch("tenant", route.dest, route.kind, len(PROMPT) + 199)
+        engine.switch("tenant", Way(route.dest, route.kind, len(PROMPT) + 199))
         times.append((time.perf_counter() - begin) * 1e3)
         engine.finish("tenant")
     engine.release(route.source)

@@ -30,7 +30,7 @@ from molt.core.scheduler import Scheduler
 from molt.core.state import Phase, State
 from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, SwitchStep
 from molt.core.view import Policy
-from molt.engine.protocol import Engine, Request, SpillError, SwitchError
+from molt.engine.protocol import Engine, Request, SpillError, SwitchError, Way
 from molt.log import Log
 from molt.memory import Memory
 
@@ -73,10 +73,7 @@ class Loading:
 class Move:
     """A cache that is to go to another rung; a world may note how far that is (``None``: nothing is held for it)."""
 
-    dest: str
-    route: RouteKind
-    capacity: int
-    native: int
+    way: Way
     predicted_kl: float
     decision: int
     done_ns: int | None = None
@@ -235,14 +232,8 @@ class World(ABC):
             self._engine.park(tenant)
             if tenant in self._on_disk:  # room for what is to come back
                 self._engine.grow(tenant, self._on_disk[tenant])
-            self._moves[tenant] = Move(
-                decision.dest,
-                decision.route,
-                decision.capacity,
-                decision.native,
-                decision.prediction.kl,
-                seq,
-            )
+            way = Way(decision.dest, decision.route, decision.capacity, decision.native)
+            self._moves[tenant] = Move(way, decision.prediction.kl, seq)
         self._put_cache(tenant)
 
     def _drop_cache(self, tenant: str, dest: str) -> int:
@@ -384,7 +375,7 @@ class World(ABC):
             )
             return
         move = self._moves.get(step.tenant)
-        dest = step.rung if move is None else move.dest
+        dest = step.rung if move is None else move.way.dest
         self._abandon_move(step.tenant)
         self._begin_anew(step.tenant, dest)
         self._put_cache(step.tenant)
@@ -393,7 +384,7 @@ class World(ABC):
     def _hold_for_switch(self, step: SwitchStep, move: Move) -> None:
         """What a switch takes beside the old cache while it is at work: the new cache and the map."""
         map_bytes = self._ladder.route(step.source, step.dest).map_bytes
-        new_cache = self._ladder.rung(step.dest).kv_bytes(move.capacity)
+        new_cache = self._ladder.rung(step.dest).kv_bytes(move.way.capacity)
         self._memory.put("transient", f"switch {step.tenant}", new_cache + map_bytes)
 
     def _suspend_switches(self, but: str | None) -> None:
@@ -408,9 +399,8 @@ class World(ABC):
         self, step: SwitchStep, move: Move, within_ns: int | None = None
     ) -> e.Handoff | SwitchError | None:
         """Take a cache across, or raise ``Unfinished`` when this time is over."""
-        way = (step.dest, move.route, move.capacity, move.native)
         try:
-            handoff = self._engine.switch(step.tenant, *way, within_ns)
+            handoff = self._engine.switch(step.tenant, move.way, within_ns)
         except SwitchError as error:
             self._begin_anew(step.tenant, step.dest)
             return error
@@ -445,11 +435,11 @@ class World(ABC):
                 tenant=step.tenant,
                 source=step.source,
                 dest=step.dest,
-                route=move.route,
+                route=move.way.route,
                 cells=step.cells,
                 duration_ns=took_ns,
                 settled=self._engine.settled_cells(step.tenant),
-                native=move.native,
+                native=move.way.native,
                 predicted_kl=move.predicted_kl,
                 handoff=outcome,
                 decision=move.decision,

@@ -24,7 +24,7 @@ from molt import provenance
 from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost, Stretch
 from molt.core.healing import CHUNKS as healing_chunks
 from molt.core.ladder import Ladder, Route, RouteKind
-from molt.engine.protocol import Engine, Request
+from molt.engine.protocol import Engine, Request, Way
 from molt.errors import InputError
 from molt.log import plain
 from molt.models.ladder_file import resolve
@@ -131,7 +131,7 @@ def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[Stretch, ...]:
     engine.load(rung)
     with _generation(engine, source, prompt) as tenant:
         engine.read(tenant, HEALING_CELLS, CHUNKS[-1])
-        engine.switch(tenant, rung, RouteKind.PROJECT, HEALING_CELLS + _request(prompt).max_tokens)
+        engine.switch(tenant, Way(rung, RouteKind.PROJECT, HEALING_CELLS + _request(prompt).max_tokens))
         engine.release(source)
         bare_ns = _median_ns(2 * REPEATS * [lambda: engine.decode(tenant, 1)])
         healing = tuple(
@@ -210,7 +210,7 @@ def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[]
     for _ in range(REPEATS):
         with _generation(engine, route.source, _made_up(cells + 1)) as tenant:
             engine.read(tenant, cells, 128)
-            yield lambda: engine.switch(tenant, route.dest, route.kind, cells + 64)
+            yield lambda: engine.switch(tenant, Way(route.dest, route.kind, cells + 64))
 
 
 def _median_ns(works: Iterable[Callable[[], object]]) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from molt.core.events import Handoff
 from molt.core.ladder import Ladder, RouteKind
-from molt.engine.protocol import Engine, Request
+from molt.engine.protocol import Engine, Request, Way
 from molt.live import wire
 from molt.live.remote import ChildSpec, RemoteEngine
 from molt.live.wire import Reply
@@ -32,16 +32,8 @@ class SlowedEngine(RemoteEngine):
     def load(self, rung: str, within_ns: int | None = None) -> bool:
         return super().load(rung, self._sooner(within_ns))
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> Handoff | None:
-        return super().switch(tenant, dest, route, capacity, native, self._sooner(within_ns))
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+        return super().switch(tenant, way, self._sooner(within_ns))
 
     def _sooner(self, within_ns: int | None) -> int | None:
         return None if within_ns is None else round(within_ns / self._slowdown)
@@ -76,7 +68,7 @@ def warm_up(engine: Engine, ladder: Ladder) -> None:
             route = ladder.route(upper.name, lower.name)
             if route.kind is not RouteKind.REREAD:
                 engine.load(lower.name)
-                engine.switch(_TENANT, lower.name, route.kind, WARM_UP_TOKENS + request.max_tokens)
+                engine.switch(_TENANT, Way(lower.name, route.kind, WARM_UP_TOKENS + request.max_tokens))
                 engine.decode(_TENANT, 1)
         engine.finish(_TENANT)
         for rung in ladder.rungs:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from random import Random
 
 from molt.core.events import Handoff
-from molt.core.ladder import Ladder, RouteKind
+from molt.core.ladder import Ladder
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import LoadError, SpillError, SwitchError
+from molt.engine.protocol import LoadError, SpillError, SwitchError, Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,10 @@ class FaultyEngine(ModelledEngine):
         withheld = self._random.random() < self._faults.release
         return freed - withheld * int(freed * self._faults.withheld_share * self._random.random())
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> Handoff | None:
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
         if self._random.random() < self._faults.switch:
             raise SwitchError("a fault")
-        return super().switch(tenant, dest, route, capacity, native)
+        return super().switch(tenant, way)
 
     def spill(self, tenant: str) -> int:
         if self._random.random() < self._faults.spill:

@@ -211,7 +211,7 @@ class World(world.World):
 
     def _switch(self, step: SwitchStep) -> Wait[None]:
         move = self._moves[step.tenant]
-        total_ns = self._costs.switch_ns(step.source, step.dest, step.cells, move.native)
+        total_ns = self._costs.switch_ns(step.source, step.dest, step.cells, move.way.native)
         self._hold_for_switch(step, move)
         if self._measured:
             outcome, took_ns = yield from self._spend(total_ns, lambda: self._cross(step, move))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from molt.core.events import Handoff
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder, RouteKind
-from molt.engine.protocol import SINKS, Decoded, Request, SwitchError
+from molt.engine.protocol import SINKS, Decoded, Request, SwitchError, Way
 
 
 @dataclass(slots=True)
@@ -72,22 +72,14 @@ class ModelledEngine:
         done = generation.produced == generation.request.max_tokens
         return Decoded(ids=(), pieces=(), finish="length" if done else None, count=produced)
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> Handoff | None:
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
         generation = self._generations[tenant]
-        self._check_resident(dest)
-        if generation.read - generation.dropped > capacity:
-            raise SwitchError(f"{generation.read - generation.dropped} cells do not fit {capacity}")
-        generation.rung = dest
-        generation.capacity = capacity
-        if route is RouteKind.PROJECT and generation.dropped == 0:
+        self._check_resident(way.dest)
+        if generation.read - generation.dropped > way.capacity:
+            raise SwitchError(f"{generation.read - generation.dropped} cells do not fit {way.capacity}")
+        generation.rung = way.dest
+        generation.capacity = way.capacity
+        if way.route is RouteKind.PROJECT and generation.dropped == 0:
             generation.settled = min(SINKS, generation.cells)
         return None
 

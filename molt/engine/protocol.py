@@ -40,6 +40,17 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """How a cache gets to the rung ``dest``: by ``route``, into room for ``capacity`` cells. The last ``native``
+    tokens of a projected cache are read by ``dest`` itself."""
+
+    dest: str
+    route: RouteKind
+    capacity: int
+    native: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """One run of ``count`` tokens: ids and text (a piece holds whole characters, so some are empty), both empty
     where an engine models only costs, and why it ended: ``None`` (not at an end), ``"stop"`` (end-of-text
@@ -105,20 +116,12 @@ class Engine(Protocol):
     def settled_cells(self, tenant: str) -> int:
         """The first cells of a tenant's cache that need no healing: exact, or (after a shed) beyond it."""
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> Handoff | None:
-        """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot.
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+        """Take the cache to another rung, which is resident; raises ``SwitchError`` and changes nothing if it cannot.
 
-        The last ``native`` tokens of a projected cache are read by ``dest`` itself. With ``within_ns`` it may raise
-        ``Unfinished`` near that time, and the same call again goes on; until it is done the old cache is as it was,
-        and any other call that changes it abandons the switch, as releasing ``dest`` does.
+        With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on; until it is
+        done the old cache is as it was, and any other call that changes it abandons the switch, as releasing the
+        rung it goes to does.
 
         Returns the measured quality where the engine measures it. Never called with ``REREAD``: the world sheds
         to 0 and reads again.

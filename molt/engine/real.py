@@ -27,7 +27,7 @@ from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from molt.engine.detokenise import Detokeniser
 from molt.engine.device import no_memory_is
-from molt.engine.protocol import SINKS, Decoded, LoadError, Request, SpillError, SwitchError
+from molt.engine.protocol import SINKS, Decoded, LoadError, Request, SpillError, SwitchError, Way
 from molt.engine.sampling import sample, uniform
 from molt.errors import LadderError
 from molt.kv import map_file
@@ -61,9 +61,9 @@ class _Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Crossing:
-    """A switch under way: to where and how, and the work of it."""
+    """A switch under way, and the work of it."""
 
-    way: tuple[str, RouteKind, int, int]
+    way: Way
     work: Work[PreallocatedCache]
 
 
@@ -140,7 +140,7 @@ class RealEngine:
         """
         self._loading.pop(rung, None)
         for generation in self._generations.values():
-            if generation.crossing is not None and generation.crossing.way[0] == rung:
+            if generation.crossing is not None and generation.crossing.way.dest == rung:
                 generation.crossing = None
         loaded = self._loaded.pop(rung, None)
         if loaded is None:
@@ -198,26 +198,17 @@ class RealEngine:
             pieces.append(piece)
         return Decoded(len(ids), tuple(ids), tuple(pieces), generation.finish)
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> Handoff | None:
-        """Take the cache to ``dest`` (resident); raises ``SwitchError`` and changes nothing if it cannot.
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+        """Take the cache to another rung, which is resident; raises ``SwitchError`` and changes nothing if it cannot.
 
         With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on.
         """
         generation = self._generations[tenant]
-        way = (dest, route, capacity, native)
         under_way, generation.crossing = generation.crossing, None
         text = generation.known[: generation.read + 1]
         if under_way is None or under_way.way != way:
-            under_way = _Crossing(way, self._carried(generation.rung, generation.cache, text, *way))
-        target = self._loaded[dest].resident
+            under_way = _Crossing(way, self._carried(generation.rung, generation.cache, text, way))
+        target = self._loaded[way.dest].resident
         with no_memory_is(SwitchError, "for the switch"):
             measures = self._measure_handoff
             by = self._yardstick(generation.rung, target, generation.cache, text) if measures else None
@@ -226,31 +217,24 @@ class RealEngine:
             except Unfinished:
                 generation.crossing = under_way
                 raise
-        generation.rung, generation.cache = dest, carried
-        if route is RouteKind.PROJECT:
+        generation.rung, generation.cache = way.dest, carried
+        if way.route is RouteKind.PROJECT:
             generation.settled = settled_cells(carried)
         return None if by is None else judge(target, carried, by).handoff()
 
     def _carried(
-        self,
-        source: str,
-        cache: PreallocatedCache,
-        text: list[int],
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int,
+        self, source: str, cache: PreallocatedCache, text: list[int], way: Way
     ) -> Work[PreallocatedCache]:
-        """A cache of ``source`` as it is to be at ``dest``."""
-        target = self._loaded[dest].resident
-        match route:
+        """A cache of ``source`` as it is to be on the rung it goes to."""
+        target = self._loaded[way.dest].resident
+        match way.route:
             case RouteKind.CARRY:
-                return carry(cache, target, text, capacity)
+                return carry(cache, target, text, way.capacity)
             case RouteKind.PROJECT:
-                kv_map = self._map(source, dest)
+                kv_map = self._map(source, way.dest)
                 yield
-                rope, islands = self._ropes[source], Islands(SINKS, native)
-                return (yield from transplanting(cache, rope, kv_map, target, text, capacity, islands))
+                rope, islands = self._ropes[source], Islands(SINKS, way.native)
+                return (yield from transplanting(cache, rope, kv_map, target, text, way.capacity, islands))
             case RouteKind.REREAD:
                 raise AssertionError("a re-read is a shed to 0 and reads")
 

@@ -120,9 +120,8 @@ def _load(engine: Engine, call: wire.Load) -> bool:
 
 
 def _switch(engine: Engine, call: wire.Switch) -> dict[str, Any]:
-    way = (call.dest, call.route, call.capacity, call.native)
     try:
-        return {"is_done": True, "handoff": engine.switch(call.tenant, *way, call.within_ns)}
+        return {"is_done": True, "handoff": engine.switch(call.tenant, call.way, call.within_ns)}
     except Unfinished:
         return {"is_done": False}
 

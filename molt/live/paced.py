@@ -7,9 +7,9 @@ from collections.abc import Callable
 from molt.core.costs import CostModel
 from molt.core.events import Handoff
 from molt.core.healing import chunk
-from molt.core.ladder import Ladder, RouteKind
+from molt.core.ladder import Ladder
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Decoded
+from molt.engine.protocol import Decoded, Way
 from molt.work import Unfinished
 
 
@@ -49,24 +49,16 @@ class Paced(ModelledEngine):
         self._elapse(self._costs.rungs[generation.rung].healing_ns(healed, generation.cells) * count)
         return super().decode(tenant, count, heal)
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> Handoff | None:
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
         generation = self._generations[tenant]
-        whole_ns = self._costs.switch_ns(generation.rung, dest, generation.cells, native)
+        whole_ns = self._costs.switch_ns(generation.rung, way.dest, generation.cells, way.native)
         left_ns = self._crossing_ns.pop(tenant, whole_ns)
         stretch_ns = left_ns if within_ns is None else min(left_ns, within_ns)
         self._elapse(stretch_ns)
         if stretch_ns < left_ns:
             self._crossing_ns[tenant] = left_ns - stretch_ns
             raise Unfinished
-        return super().switch(tenant, dest, route, capacity, native)
+        return super().switch(tenant, way)
 
     def park(self, tenant: str) -> int:
         self._crossing_ns.pop(tenant, None)

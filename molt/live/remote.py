@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from molt.core.events import Handoff
-from molt.core.ladder import RouteKind
-from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError
+from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError, Way
 from molt.errors import InputError
 from molt.live import wire
 from molt.live.wire import CALLS, REPLIES, Ended, Numbered, Reply, Silence, Wire, WireError
@@ -200,16 +199,8 @@ class RemoteEngine:
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         return self._due(self._about(tenant, wire.Decode(tenant, count, heal)).decoded, "decode")
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> Handoff | None:
-        reply = self._about(tenant, wire.Switch(tenant, dest, route, capacity, native, within_ns))
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+        reply = self._about(tenant, wire.Switch(tenant, way, within_ns))
         if not self._due(reply.is_done, "switch"):
             raise Unfinished
         return reply.handoff

@@ -17,8 +17,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from molt.core.events import Handoff
-from molt.core.ladder import RouteKind
-from molt.engine.protocol import Decoded, Request
+from molt.engine.protocol import Decoded, Request, Way
 
 MESSAGE_BYTES_MAX = 64 << 20
 LENGTH_BYTES = 4
@@ -102,10 +101,7 @@ class Switch:
     """``Engine.switch``."""
 
     tenant: str
-    dest: str
-    route: RouteKind
-    capacity: int
-    native: int
+    way: Way
     within_ns: int | None
     call: Literal["switch"] = "switch"
 

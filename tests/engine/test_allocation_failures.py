@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from molt.core.ladder import RouteKind
-from molt.engine.protocol import LoadError, SpillError, SwitchError
+from molt.engine.protocol import LoadError, SpillError, SwitchError, Way
 from molt.engine.real import RealEngine
 from molt.models.arena import Arena
 from molt.models.ladder_file import LadderSpec
@@ -86,7 +86,7 @@ def test_a_switch_without_memory_leaves_the_old_rung_serving(
         first = engine.decode("tenant", 3).ids
         try:
             with failing(fails):
-                engine.switch("tenant", route[1], route[0], POSITIONS)
+                engine.switch("tenant", Way(route[1], route[0], POSITIONS))
         except SwitchError:
             assert engine._generations["tenant"].rung == "large"
             assert first + engine.decode("tenant", 99).ids == whole.ids
@@ -206,7 +206,7 @@ def test_healing_without_memory_keeps_what_was_exact(spec: LadderSpec) -> None: 
 
     def attempt(fails: int) -> bool:
         start(engine, request())
-        engine.switch("tenant", "small", RouteKind.PROJECT, POSITIONS)
+        engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
         engine.decode("tenant", 1, 8)
         generation = engine._generations["tenant"]
         settled, known = engine.settled_cells("tenant"), list(generation.known)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from molt.core.ladder import RouteKind
-from molt.engine.protocol import Request
+from molt.engine.protocol import Request, Way
 from molt.engine.real import RealEngine
 from molt.models import loader
 from molt.models.arena import Arena
@@ -90,7 +90,7 @@ def test_two_hundred_switches_leave_memory_where_it_was() -> None:
     for _ in range(100):
         for source, dest in (("tier0", "tier1"), ("tier1", "tier0")):
             engine.load(dest)
-            engine.switch("tenant", dest, RouteKind.PROJECT, 720)
+            engine.switch("tenant", Way(dest, RouteKind.PROJECT, 720))
             engine.release(source)
             engine.decode("tenant", 1)
         sizes.append(resident("VmRSS"))
@@ -122,6 +122,6 @@ def test_releasing_first_never_holds_both_rungs(monkeypatch: pytest.MonkeyPatch)
     peak = 0
     engine.release("tier0")
     engine.load("tier1")
-    engine.switch("tenant", "tier1", RouteKind.PROJECT, 149)
+    engine.switch("tenant", Way("tier1", RouteKind.PROJECT, 149))
     assert peak == lower.weight_bytes + upper.kv_bytes(99) + lower.kv_bytes(149)
     assert peak < upper.weight_bytes + lower.weight_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer
 
 from molt.core.ladder import RouteKind
-from molt.engine.protocol import Request
+from molt.engine.protocol import Request, Way
 from molt.engine.real import RealEngine
 from molt.models.ladder_file import resolve
 from molt.models.pico.corpus import shipped_documents
@@ -36,7 +36,7 @@ def test_an_answer_travels_the_whole_ladder() -> None:
         ids.extend(decoded.ids)
         text += "".join(decoded.pieces)
         if dest is not None and route is not None:
-            handoff = engine.switch("tenant", dest, route, 160)
+            handoff = engine.switch("tenant", Way(dest, route, 160))
             assert engine.cache_bytes("tenant") == spec.ladder.rung(dest).kv_bytes(160)
             assert handoff is not None
             assert handoff.kl < 0.5, "also a carried cache keeps what an earlier map missed"

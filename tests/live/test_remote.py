@@ -17,7 +17,7 @@ import pytest
 from molt.core import events as e
 from molt.core.ladder import RouteKind
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine, EngineDied, Request, SwitchError
+from molt.engine.protocol import Engine, EngineDied, Request, SwitchError, Way
 from molt.errors import InputError, LadderError
 from molt.live import wire
 from molt.live.child import answer
@@ -85,9 +85,9 @@ def script(engine: Engine) -> list[object]:
     note(engine.load(low, 1))
     note(engine.settled_cells("a"))
     with pytest.raises(SwitchError) as refused:
-        engine.switch("a", low, RouteKind.PROJECT, 2)
+        engine.switch("a", Way(low, RouteKind.PROJECT, 2))
     note(str(refused.value))
-    note(engine.switch("a", low, RouteKind.PROJECT, 27))
+    note(engine.switch("a", Way(low, RouteKind.PROJECT, 27)))
     note(engine.release(top))
     note(engine.settled_cells("a"))
     note(engine.decode("a", 100, 4))

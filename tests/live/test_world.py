@@ -11,8 +11,8 @@ from hypothesis import given, settings
 
 from molt.core import events as e
 from molt.core.costs import CostModel
-from molt.core.ladder import Ladder, RouteKind
-from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError
+from molt.core.ladder import Ladder
+from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError, Way
 from molt.live.paced import Paced
 from molt.live.world import Decided, MemorySample
 from molt.plugins import make_policy
@@ -128,19 +128,11 @@ class Faulty(Paced):
             raise EngineDied("it ended during decode: exit status 1", 1, tenant)
         return super().decode(tenant, count, heal)
 
-    def switch(
-        self,
-        tenant: str,
-        dest: str,
-        route: RouteKind,
-        capacity: int,
-        native: int = 0,
-        within_ns: int | None = None,
-    ) -> e.Handoff | None:
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> e.Handoff | None:
         self._may_die("switch")
         if self._fails("switches"):
             raise SwitchError("it does not cross")
-        return super().switch(tenant, dest, route, capacity, native, within_ns)
+        return super().switch(tenant, way, within_ns)
 
     def park(self, tenant: str) -> int:
         self._may_die("park")

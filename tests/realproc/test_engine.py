@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from molt.core.ladder import RouteKind
 from molt.engine.modelled import ModelledEngine
+from molt.engine.protocol import Way
 from molt.live.remote import ChildSpec, RemoteEngine
 from molt.live.wire import Reply
 from realproc import engine as r
@@ -22,9 +22,9 @@ def test_warming_up_uses_every_rung_and_leaves_nothing() -> None:
             used.append(rung)
             return super().load(rung, within_ns)
 
-        def switch(self, tenant: str, dest: str, route: RouteKind, capacity: int, native: int = 0) -> None:
-            used.append(f"to {dest}")
-            super().switch(tenant, dest, route, capacity, native)
+        def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> None:
+            used.append(f"to {way.dest}")
+            super().switch(tenant, way, within_ns)
 
     watched = Watched(LADDER)
     r.warm_up(watched, LADDER)
