@@ -202,7 +202,7 @@ class World(ABC):
                 guest.rung, guest.admitted = decision.rung, True
                 self._engine.admit(decision.tenant, guest.request, decision.rung, decision.capacity)
                 self._put_cache(decision.tenant)
-            case d.Demote() | d.Promote() | d.Unpark():
+            case d.Retarget():
                 self._retarget(decision, seq)
             case d.Park():
                 self._park(decision.tenant, seq)
@@ -220,7 +220,7 @@ class World(ABC):
             case _:
                 assert_never(decision)
 
-    def _retarget(self, decision: d.Demote | d.Promote | d.Unpark, seq: int) -> None:
+    def _retarget(self, decision: d.Retarget, seq: int) -> None:
         tenant = decision.tenant
         self._abandon_move(tenant)
         lost = tenant not in self._on_disk and not self._engine.cache_bytes(tenant)  # its spill failed since

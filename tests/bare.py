@@ -30,7 +30,6 @@ from molt.scenario import ResolvedScenario, ResolvedTenant
 
 CHUNK_NS = 50_000_000
 Content = tuple[str, tuple[int, ...], int]
-Move = d.Demote | d.Promote | d.Unpark
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ class BareWorld:
         self.answers: dict[str, list[int]] = {}
         self.parked: dict[str, Content] = {}
         self.loads: dict[str, int] = {}
-        self.moves: dict[str, Move] = {}
+        self.moves: dict[str, d.Retarget] = {}
         self.switch_done_ns: dict[str, int] = {}
         self.finished: dict[str, int] = {}
         self.cancelled: set[str] = set()
@@ -278,7 +277,7 @@ class BareWorld:
             case _:
                 assert_never(decision)
 
-    def _retarget(self, decision: Move) -> None:
+    def _retarget(self, decision: d.Retarget) -> None:
         cache = self.caches[decision.tenant]
         self.parked.pop(decision.tenant, None)
         self._abandon(decision.tenant)

@@ -1,9 +1,6 @@
 """Requests of the scheduler to its world. Lever = the kind, Decision = the instance.
 
 Every decision carries its prediction; the world answers with an outcome event that carries the measurement.
-``route`` is how the tenant's cache gets to ``dest``; ``None`` means that it already has the geometry of ``dest``.
-``capacity`` is the room, in cells, that the cache is to have there; until then it is trimmed to what it holds.
-``native`` of the cache's last tokens are read by ``dest`` itself instead of going through the map.
 """
 
 from __future__ import annotations
@@ -48,8 +45,13 @@ class Defer(Decision):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demote(Decision):
-    """Lever 2: let a tenant go on with a smaller rung."""
+class Retarget(Decision):
+    """Let a tenant go on with the rung ``dest``.
+
+    ``route`` is how its cache gets there; ``None`` means that it already has the geometry of ``dest``. ``capacity`` is
+    the room, in cells, that the cache is to have there; until then it is trimmed to what it holds. ``native`` of its
+    last tokens are read by ``dest`` itself instead of going through the map.
+    """
 
     tenant: str
     source: str
@@ -60,15 +62,13 @@ class Demote(Decision):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promote(Decision):
-    """Recovery of lever 2: let a tenant go on with a larger rung."""
+class Demote(Retarget):
+    """Lever 2: let a tenant go on with a smaller rung."""
 
-    tenant: str
-    source: str
-    dest: str
-    route: RouteKind | None
-    capacity: int
-    native: int = 0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promote(Retarget):
+    """Recovery of lever 2: let a tenant go on with a larger rung."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +79,8 @@ class Park(Decision):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unpark(Decision):
+class Unpark(Retarget):
     """Recovery of lever 3: let a parked tenant go on, on the rung of its cache or another."""
-
-    tenant: str
-    source: str
-    dest: str
-    route: RouteKind | None
-    capacity: int
-    native: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

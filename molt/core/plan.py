@@ -190,7 +190,7 @@ def _with_prediction(
     after = after_decision(state, decision)
     freed = usage_bytes(state, ladder) - usage_bytes(after, ladder)
     duration, kl = _duration_and_kl(after, decision, ladder, costs)
-    if isinstance(decision, d.Demote | d.Promote | d.Unpark):
+    if isinstance(decision, d.Retarget):
         tenant = after.tenants[decision.tenant]
         if tenant.switching:
             freed = cache_bytes(state.tenants[decision.tenant], ladder) - landed_bytes(tenant, ladder)
@@ -210,7 +210,7 @@ def _duration_and_kl(
             return costs.rungs[decision.rung].release_ns, 0.0
         case d.Spill():
             return costs.spill_ns(_held_bytes(after.tenants[decision.tenant], ladder)), 0.0
-        case d.Demote() | d.Promote() | d.Unpark():
+        case d.Retarget():
             tenant = after.tenants[decision.tenant]
             back_ns = costs.restore_ns(_held_bytes(tenant, ladder)) if tenant.spilled else 0
             if tenant.switching:
@@ -224,9 +224,7 @@ def _duration_and_kl(
             return 0, 0.0
 
 
-def _switch_costs(
-    tenant: Tenant, decision: d.Demote | d.Promote | d.Unpark, costs: CostModel
-) -> tuple[int, float]:
+def _switch_costs(tenant: Tenant, decision: d.Retarget, costs: CostModel) -> tuple[int, float]:
     assert tenant.cache_rung is not None
     route = costs.route(tenant.cache_rung, decision.dest)
     if route is None:

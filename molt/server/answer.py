@@ -77,7 +77,7 @@ Part = Text | Happening | End | Broken
 class _Move:
     """A way to another rung that was decided on; ``decision`` has its prediction."""
 
-    decision: d.Demote | d.Promote | d.Unpark
+    decision: d.Retarget
     heard: Heard
 
 
@@ -236,7 +236,7 @@ class Answer:
             case _:
                 return []
 
-    def _decided(self, decision: d.Demote | d.Promote | d.Unpark, heard: Heard) -> None:
+    def _decided(self, decision: d.Retarget, heard: Heard) -> None:
         self._moves.clear()  # what was decided before is taken back
         self._reread = None
         if decision.route is RouteKind.REREAD:
