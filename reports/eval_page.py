@@ -30,6 +30,7 @@ TITLES: Mapping[str, str] = {
 README_ROWS = (
     "own cache (floor)",
     "full mechanism",
+    "after healing",
     "no islands: the map alone",
     "no map: islands alone",
     "last 32 tokens only, native",

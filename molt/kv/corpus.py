@@ -3,6 +3,8 @@
 Prose is that of Debian packages (``molt.models.pico.corpus``), code is Python's own library as installed. Where
 the ladder's tokenizer knows ChatML, its models expect chats: a quarter of the documents then come as questions
 and answers made from their own paragraphs or functions. Documents are held out by name, and so for good.
+
+    python -m molt.kv.corpus FOLDER    # write the held-out ones of prose, code and chats, for molt eval --text FOLDER
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ import ast
 import hashlib
 import platform
 import random
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from tokenizers import Tokenizer
 
 from molt.errors import InputError
@@ -170,3 +175,27 @@ def _chat(turns: Iterable[tuple[str, str]]) -> str | None:
 def _share(salt: str, name: str) -> float:
     """A number in [0, 1) that depends on ``salt`` and ``name`` alone."""
     return int.from_bytes(hashlib.sha256(f"{salt}:{name}".encode()).digest()[:6], "big") / 2**48
+
+
+def write_heldout(folder: Path) -> int:
+    """Write the held-out documents of ``mixed_corpus`` into a new or empty folder, a file each; returns how many."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder}: is there already, and not an empty folder")
+    heldout = mixed_corpus().heldout
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in heldout:
+        (folder / f"{name.replace('/', '__')}.txt").write_text(text, encoding="utf-8", newline="\n")
+    return len(heldout)
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New or empty folder for the texts.")],
+) -> None:
+    """Write the documents that no shipped map was fitted on: prose, Python sources, and both as chats."""
+    print(f"{write_heldout(folder)} documents in {folder}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    from molt.cli import run_command
+
+    run_command(command)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from molt.errors import InputError
+from molt.kv import corpus
+from molt.kv.calibrate import Corpus
 from molt.kv.corpus import code_chat, prose_chat
 
 BODY = "y = x\n    " * 30
@@ -45,3 +52,16 @@ def test_what_gives_no_two_turns_is_no_chat() -> None:
     assert prose_chat("name", "One paragraph.") is None
     assert code_chat("name", "x = 1") is None
     assert code_chat("name", "this is not Python") is None
+
+
+def test_held_out_documents_are_written_a_file_each_and_never_over_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heldout = (("package/a.html", "prose é\n"), ("python/b.py", "code\n"))
+    monkeypatch.setattr(corpus, "mixed_corpus", lambda: Corpus((("package/c", "fitted"),), heldout, ()))
+    folder = tmp_path / "new" / "texts"
+    assert corpus.write_heldout(folder) == 2
+    written = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+    assert written == {"package__a.html.txt": "prose é\n", "python__b.py.txt": "code\n"}
+    with pytest.raises(InputError, match="texts: is there already, and not an empty folder"):
+        corpus.write_heldout(folder)

@@ -24,6 +24,8 @@ from molt.kv.rope import rotate, unrotate
 from molt.kv.state import KVState
 from molt.kv.tables.bench import Text
 from molt.kv.tables.flops import transplant_flops
+from molt.kv.tables.healed import TOKENS, healed, predict_healing, steps_needed
+from molt.kv.tables.judging import Predictions, SourceSide, predict
 from molt.kv.tables.small_map import flat
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.flops import read_flops
@@ -32,6 +34,8 @@ from molt.models.model_config import ModelShape
 OWN = "own cache (floor)"
 NOTHING = "no history"
 FULL = "full mechanism"
+HEALING = f"healing, {TOKENS} tokens a step"
+HEALED = "after healing"
 ONE_LAYER = "one source layer"
 ROTATED = "no RoPE sandwich, fitted so"
 LAST_TOKENS = 32
@@ -62,7 +66,7 @@ class Case:
 class Recipe:
     """One row: how its cache is made, and what that costs; ``flops`` is nothing where nobody would make it.
 
-    ``predicts`` names the rung whose cache it is.
+    ``whose`` names the rung whose cache it is, ``predict`` is how that rung goes on with it.
     """
 
     name: str
@@ -70,12 +74,16 @@ class Recipe:
     make: Callable[[Case], PreallocatedCache]
     flops: int | None = None
     map_bytes: int = 0
-    predicts: Literal["source", "dest"] = "dest"
+    whose: Literal["source", "dest"] = "dest"
+    predict: Callable[[Resident, PreallocatedCache, Text, SourceSide], Predictions] = predict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crossing:
-    """A projecting route with everything it needs; ``maps`` are more maps of it, by what is said of them."""
+    """A projecting route with everything it needs, and a text: ``cells`` before the switch, ``going_on`` tokens after.
+
+    ``maps`` are more maps of the route, by what is said of them.
+    """
 
     source: Resident
     dest: Resident
@@ -83,8 +91,14 @@ class Crossing:
     kv_map: KVMap
     islands: Islands
     cells: int
+    going_on: int
     maps: dict[str, KVMap] = field(default_factory=dict)
     rotated: KVMap | None = None
+
+    @property
+    def heals(self) -> bool:
+        """Whether the text goes on long enough for every cell to become exact."""
+        return steps_needed(self.cells, self.islands.first) <= self.going_on
 
     def recipe(
         self,
@@ -126,7 +140,7 @@ def references(dest: Resident, shape: ModelShape, cells: int) -> list[Recipe]:
             read_flops(shape, cells),
         ),
         Recipe("always small from the start", "reference", lambda case: case.own),
-        Recipe("source, no switch", "reference", lambda case: case.source, predicts="source"),
+        Recipe("source, no switch", "reference", lambda case: case.source, whose="source"),
     ]
 
 
@@ -194,6 +208,7 @@ def crossings(route: Crossing) -> list[Recipe]:
     islands = route.islands
     recipes = [
         route.recipe(FULL, islands, kind="mechanism"),
+        *healings(route),
         route.recipe("no first island", Islands(0, islands.last)),
         route.recipe("no last island", Islands(islands.first, 0)),
         route.recipe("no islands: the map alone", Islands(0, 0)),
@@ -222,6 +237,18 @@ def crossings(route: Crossing) -> list[Recipe]:
             )
         )
     return recipes
+
+
+def healings(route: Crossing) -> list[Recipe]:
+    """The mechanism while it heals, and the cache in which that ends."""
+    full, settled = route.recipe(FULL, route.islands).make, route.islands.first
+
+    def healing(dest: Resident, cache: PreallocatedCache, text: Text, side: SourceSide) -> Predictions:
+        return predict_healing(dest, cache, text, side, settled)
+
+    on_the_way = Recipe(HEALING, "mechanism", full, predict=healing)
+    at_the_end = Recipe(HEALED, "mechanism", lambda case: healed(route.dest, full(case), case.text, settled))
+    return [on_the_way, at_the_end] if route.heals else [on_the_way]
 
 
 def composed(route: Crossing, case: Case, kv_map: KVMap) -> PreallocatedCache:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from molt.core.ladder import Route, RouteKind
 from molt.kv.cache import PreallocatedCache
@@ -25,6 +25,7 @@ from molt.kv.tables.bench import (
     texts_facts,
 )
 from molt.kv.tables.caches import (
+    HEALED,
     NOTHING,
     ONE_LAYER,
     OWN,
@@ -42,8 +43,8 @@ from molt.kv.tables.caches import (
     references,
 )
 from molt.kv.tables.gates import GREEDY_TOKENS, check_rung
+from molt.kv.tables.healed import steps_needed
 from molt.kv.tables.judging import (
-    Predictions,
     Scores,
     SourceSide,
     columns,
@@ -140,27 +141,23 @@ def route_tables(
 
 
 def _judge(bench: Bench, plan: Plan, case: Case, side: SourceSide) -> None:
+    judged = judged_against(bench, plan.route)
+    truth = case.own if judged == plan.route.dest else case.source
+    reference = predict(bench.rung(judged), truth, case.text, side)
     rungs = {"source": bench.rung(plan.route.source), "dest": bench.rung(plan.route.dest)}
-    by = yardstick(_reference(bench, plan.route, case, side), side)
+    by = yardstick(reference, side)
     for recipe in plan.recipes:
         begin = time.perf_counter()
         cache = recipe.make(case)
         stall_ms = 1e3 * (time.perf_counter() - begin)
-        found = score(predict(rungs[recipe.predicts], cache, case.text, side), by)
-        plan.scores.setdefault(recipe.name, []).append(found)
+        is_reference = cache is truth
+        found = reference if is_reference else recipe.predict(rungs[recipe.whose], cache, case.text, side)
+        plan.scores.setdefault(recipe.name, []).append(score(found, by))
         plan.stalls_ms.setdefault(recipe.name, []).append(stall_ms)
 
 
-def _reference(bench: Bench, route: Route, case: Case, side: SourceSide) -> Predictions:
-    """Whose predictions are the truth: the destination's with its own cache; between precisions the better's."""
-    name = judged_against(bench, route)
-    rung = bench.rung(name)
-    cache = case.own if name == route.dest else case.source
-    return predict(rung, cache, case.text, side)
-
-
 def judged_against(bench: Bench, route: Route) -> str:
-    """The rung with its own cache that the rows of a route are measured from."""
+    """The rung whose predictions with its own cache are the truth: the destination; between precisions the better."""
     return bench.full_precision(route) if route.kind == RouteKind.CARRY else route.dest
 
 
@@ -206,24 +203,20 @@ def all_recipes(
         return [*basis, *carries(dest, _leave_one_out(bench, route, texts))], []
     crossing = crossing_of(bench, route, settings)
     left_out: list[LeftOut] = []
+    if not crossing.heals:
+        steps, going_on = steps_needed(settings.context, settings.islands.first), settings.continuation
+        left_out = [
+            LeftOut(row=HEALED, why=f"it takes {steps} steps, the text goes on for {going_on} tokens")
+        ]
     try:
         content = small_map.collect(bench, route, progress=progress)
         rotated = small_map.collect(bench, route, rotated=True, progress=progress)
     except small_map.Unfit as why:
-        left_out = [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
+        left_out += [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
         return [*basis, *crossings(crossing)], left_out
     rows = content.rows
     maps = {f"all layers, {rows} rows": content.solve(), f"{ONE_LAYER}, {rows} rows": content.solve(1)}
-    fitted = Crossing(
-        crossing.source,
-        dest,
-        shape,
-        crossing.kv_map,
-        crossing.islands,
-        crossing.cells,
-        maps,
-        rotated.solve(),
-    )
+    fitted = replace(crossing, maps=maps, rotated=rotated.solve())
     return [*basis, *crossings(fitted)], left_out
 
 
@@ -231,7 +224,8 @@ def crossing_of(bench: Bench, route: Route, settings: Settings) -> Crossing:
     """A projecting route with its own map."""
     shape = bench.spec.rung(route.dest).shape
     source, dest = bench.rung(route.source), bench.rung(route.dest)
-    return Crossing(source, dest, shape, bench.kv_map(route), settings.islands, settings.context)
+    kv_map, cells, going_on = bench.kv_map(route), settings.context, settings.continuation
+    return Crossing(source, dest, shape, kv_map, settings.islands, cells, going_on)
 
 
 def _leave_one_out(bench: Bench, route: Route, texts: Sequence[Text]) -> Callable[[Case], Diagonal]:

@@ -41,13 +41,13 @@ def silent(what: str, done: int, total: int) -> None:
     pass
 
 
+def unfit(*_: object, **__: object) -> small_map.Sums:
+    raise small_map.Unfit("not in a test")
+
+
 @cache
 def table(source: str, dest: str) -> RouteTable:
     """The table of one route, without maps fitted on the spot."""
-
-    def unfit(*_: object, **__: object) -> small_map.Sums:
-        raise small_map.Unfit("not in a test")
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small_map, "collect", unfit)
         found = routes(bench().spec, source, dest)
@@ -97,6 +97,29 @@ def test_taking_a_part_away_makes_it_worse(source: str, dest: str) -> None:
         assert kl(source, dest, part) > full
     assert kl(source, dest, "no RoPE sandwich, same map") > 5 * full
     assert kl(source, dest, "native K, mapped V") < full
+
+
+@pytest.mark.parametrize(("source", "dest"), PROJECTING)
+def test_a_healed_cache_is_at_the_floor_and_healing_leads_there(source: str, dest: str) -> None:
+    full, healing, healed = (
+        row(source, dest, name).columns for name in ("full mechanism", "healing, 32 tokens", "after healing")
+    )
+    assert healed["kl"].mean < 1e-9 < 1e-3 < full["kl"].mean
+    assert healed["jsd_to_floor"].mean == pytest.approx(1.0, abs=1e-6)
+    assert healed["recovered"].mean == pytest.approx(1.0, abs=1e-5)
+    assert 1e-4 < healing["kl"].mean < full["kl"].mean / 3  # the first tokens come before all is exact
+    assert healing["kl@16"].mean < full["kl@16"].mean / 3
+
+
+def test_a_text_that_ends_before_all_is_healed_has_no_healed_row() -> None:
+    short = Settings(documents=2, context=160, continuation=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small_map, "collect", unfit)
+        (route,) = routes(bench().spec, "tier0", "tier1")
+        recipes, left_out = all_recipes(bench(), route, short, some_texts(), silent)
+    assert "after healing" not in [one.name for one in recipes]
+    assert left_out[0].row == "after healing"
+    assert left_out[0].why == "it takes 6 steps, the text goes on for 5 tokens"
 
 
 def test_the_source_going_on_is_not_divergent_from_itself() -> None:
