@@ -36,6 +36,15 @@ ANSWER = (
     "looking at. <b>Nobody</b> is asked; a process that holds too much is ended, and with it the sentence it was in."
 )
 WORDS = [f"{word} " for word in ANSWER.split()]
+SWITCH = {
+    "from": "tier0",
+    "to": "tier1",
+    "kind": "project",
+    "ms": 260.4,
+    "flops_saved": 0.79,
+    "pressure": {"budget_bytes": 100, "usage_bytes": 81},
+}
+"""What a stream says of a switch."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -194,11 +203,10 @@ class FakeServer:
         if before is not None and before != now:
             switch = {
                 "event": "switch",
+                **SWITCH,
                 "from": before,
                 "to": now,
                 "kind": "carry" if {before, now} == {"tier1", "tier2"} else "project",
-                "ms": 260.4,
-                "flops_saved": 0.79,
                 "pressure": {"budget_bytes": self.budget, "usage_bytes": int(0.81 * self.budget)},
                 "predicted": {"ms": 250.0, "kl": 0.01},
                 "measured": {"ms": 260.4, "kl": 0.012},

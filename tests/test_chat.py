@@ -15,17 +15,9 @@ from rich.console import Console
 
 from molt.chat import Conversation, Screen, closing, printable, seam
 from molt.client import Client, Lever, Part, ServerError, Summary, Token
-from tests.fake_server import FakeServer, lever, serving, token
+from tests.fake_server import SWITCH, FakeServer, lever, serving, token
 
 ROOT = Path(__file__).resolve().parent.parent
-SWITCH = {
-    "from": "tier0",
-    "to": "tier1",
-    "kind": "project",
-    "ms": 260.4,
-    "flops_saved": 0.79,
-    "pressure": {"budget_bytes": 100, "usage_bytes": 81},
-}
 SUMMARY = {
     "event": "summary",
     "tokens": 2,

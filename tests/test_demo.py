@@ -30,7 +30,7 @@ from molt.demo import (
     to_json,
 )
 from molt.errors import InputError
-from tests.fake_server import ADMIN, MIB, WORDS, FakeServer, serving
+from tests.fake_server import ADMIN, MIB, SWITCH, WORDS, FakeServer, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,15 +73,7 @@ def test_what_is_shown_is_what_is_saved(fake: FakeServer) -> None:
 
 
 def test_the_form_of_the_session() -> None:
-    switch = {
-        "event": "switch",
-        "from": "tier0",
-        "to": "tier1",
-        "kind": "project",
-        "ms": 260.4,
-        "flops_saved": 0.79,
-        "pressure": {"budget_bytes": 100, "usage_bytes": 81},
-    }
+    switch = {"event": "switch", **SWITCH}
     session = Session(
         ladder="pico",
         command="molt demo",

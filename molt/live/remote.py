@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from molt.core.events import Handoff
-from molt.engine.protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError, Way
+from molt.engine.protocol import (
+    Decoded,
+    EngineDied,
+    EngineKind,
+    LoadError,
+    Request,
+    SpillError,
+    SwitchError,
+    Way,
+)
 from molt.errors import InputError
 from molt.live import wire
 from molt.live.wire import CALLS, REPLIES, Ended, Numbered, Reply, Silence, Wire, WireError
@@ -62,7 +71,7 @@ class ChildSpec:
     """
 
     ladder: str
-    engine: Literal["real", "modelled"] = "real"
+    engine: EngineKind = EngineKind.REAL
     weights: Literal["anonymous", "mapped"] | None = None
     group: Path | None = None
     spill: Path | None = None

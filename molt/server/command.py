@@ -18,6 +18,7 @@ from molt.core import events as e
 from molt.core.costs import CostModel
 from molt.core.ladder import Ladder
 from molt.core.view import Policy
+from molt.engine.protocol import EngineKind
 from molt.errors import InputError
 from molt.job import grounds
 from molt.live.remote import ChildSpec, RemoteEngine
@@ -74,8 +75,8 @@ def command(
         str | None, typer.Option(help="Costs of steps, as `molt calibrate` writes them.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="real, or modelled: takes its time, but writes no text.")
-    ] = "real",
+        EngineKind, typer.Option(help="Modelled takes its time, but writes no text.")
+    ] = EngineKind.REAL,
     queue: Annotated[int, typer.Option(min=1, max=1024, help="Answers under way and waiting, at most.")] = 32,
     token: Annotated[
         str | None, typer.Option(envvar="MOLT_TOKEN", help="What requests have to bring.")
@@ -98,8 +99,6 @@ def command(
         raise InputError(
             f"--host {host}: others could reach it there: say what they have to bring, with --token"
         )
-    if engine not in ("real", "modelled"):
-        raise InputError(f"--engine: {engine!r} is neither real nor modelled")
     spec = resolve(ladder)
     costs = load_profile(profile or spec.ladder.name, spec.ladder)
     chosen = make_policy(policy, {})
@@ -113,7 +112,7 @@ def command(
         admin_token = secrets.token_urlsafe(16)
     port = sockets[0].getsockname()[1]
     limits = replace(Limits(), answers=queue)
-    child = ChildSpec(ladder, engine, profile=profile or spec.ladder.name, pace=1.0)  # type: ignore[arg-type]
+    child = ChildSpec(ladder, engine, profile=profile or spec.ladder.name, pace=1.0)
     with _log_file(log) as sink:
         journal = (Log if log_text else DiscreetLog)(sink, header(spec, costs, chosen, policy, engine))
         hub = Hub(
@@ -173,7 +172,9 @@ def default_budget(ladder: Ladder) -> int:
     return min(wanted, round(MEMORY_SHARE * psutil.virtual_memory().available))
 
 
-def header(spec: LadderSpec, costs: CostModel, policy: Policy, source: str, engine: str) -> dict[str, Any]:
+def header(
+    spec: LadderSpec, costs: CostModel, policy: Policy, source: str, engine: EngineKind
+) -> dict[str, Any]:
     """The first line of a server's log."""
     return {
         "server": {"ladder": spec.ladder.name},

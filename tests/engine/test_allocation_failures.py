@@ -11,7 +11,6 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from molt.core.ladder import RouteKind
 from molt.engine.protocol import LoadError, SpillError, SwitchError, Way
@@ -19,6 +18,7 @@ from molt.engine.real import RealEngine
 from molt.models.arena import Arena
 from molt.models.ladder_file import LadderSpec
 from tests.engine.test_real import CHUNK, POSITIONS, PROMPT, request, start, undisturbed, with_every_rung
+from tests.models.live_bytes import made_by
 
 # The fixtures of the ladder on disk.
 from tests.engine.test_real import spec  # noqa: F401  isort: skip
@@ -38,14 +38,8 @@ class Allocations(TorchDispatchMode):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate too much")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {
-            one.untyped_storage()._cdata
-            for one in tree_leaves((args, kwargs))
-            if isinstance(one, torch.Tensor)
-        }
         result = func(*args, **(kwargs or {}))
-        tensors = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor)]
-        if any(one.untyped_storage()._cdata not in known for one in tensors):
+        if next(made_by((args, kwargs), result), None) is not None:
             self.one()
         return result
 

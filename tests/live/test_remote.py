@@ -17,7 +17,7 @@ import pytest
 from molt.core import events as e
 from molt.core.ladder import RouteKind
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine, EngineDied, Request, SwitchError, Way
+from molt.engine.protocol import Engine, EngineDied, EngineKind, Request, SwitchError, Way
 from molt.errors import InputError, LadderError
 from molt.live import wire
 from molt.live.child import answer
@@ -42,13 +42,13 @@ def request(prompt_tokens: int = 8, max_tokens: int = 20) -> Request:
 
 @pytest.fixture
 def engine() -> Iterator[RemoteEngine]:
-    remote = RemoteEngine(ChildSpec("pico", "modelled"))
+    remote = RemoteEngine(ChildSpec("pico", EngineKind.MODELLED))
     yield remote
     remote.kill()
 
 
 def paced(pace: float, patience: Patience | None = None) -> RemoteEngine:
-    return RemoteEngine(ChildSpec("pico", "modelled", pace=pace), patience)
+    return RemoteEngine(ChildSpec("pico", EngineKind.MODELLED, pace=pace), patience)
 
 
 def is_gone(pid: int) -> bool:
@@ -226,8 +226,8 @@ def test_who_does_not_come_up_is_told() -> None:
     ("spec", "reason"),
     [
         (ChildSpec("pcio", "modelled"), "ladder: no ladder is named 'pcio'"),
-        (ChildSpec("pico", "modelled", group=Path("/nonexistent/group")), "cannot be moved into it"),
-        (ChildSpec("pico", "modelled", profile="pcio", pace=1.0), "no such profile"),
+        (ChildSpec("pico", EngineKind.MODELLED, group=Path("/nonexistent/group")), "cannot be moved into it"),
+        (ChildSpec("pico", EngineKind.MODELLED, profile="pcio", pace=1.0), "no such profile"),
         (ChildSpec("pico", weights="mapped"), "is to be mapped, but no image of it"),
         (ChildSpec("pico", device="cude"), "'cude' is no device; did you mean 'cuda'"),
     ],
@@ -258,7 +258,7 @@ def test_weights_that_cannot_be_used_are_a_load_that_fails() -> None:
 
 def test_a_full_pipe_keeps_nobody_waiting() -> None:
     """A child that takes nothing in is dead in time, however much there is to say."""
-    engine = RemoteEngine(ChildSpec("pico", "modelled"), QUICK)
+    engine = RemoteEngine(ChildSpec("pico", EngineKind.MODELLED), QUICK)
     try:
         engine.start()
         assert engine.pid is not None
@@ -286,7 +286,7 @@ def test_there_may_be_a_hurry(engine: RemoteEngine) -> None:
 def test_it_enters_its_group_before_anything_else(tmp_path: Path) -> None:
     """The folder's ``cgroup.procs`` is written, by a process that has not imported a tensor library."""
     (tmp_path / "cgroup.procs").touch()
-    engine = RemoteEngine(ChildSpec("pico", "modelled", group=tmp_path))
+    engine = RemoteEngine(ChildSpec("pico", EngineKind.MODELLED, group=tmp_path))
     engine.start()
     engine.kill()
     assert (tmp_path / "cgroup.procs").read_text() == "0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,18 +20,20 @@ class LiveBytes(TorchDispatchMode):
         self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {
-            one.untyped_storage()._cdata
-            for one in tree_leaves((args, kwargs))
-            if isinstance(one, torch.Tensor)
-        }
         result = func(*args, **(kwargs or {}))
-        for one in tree_leaves(result):
-            if isinstance(one, torch.Tensor):
-                storage = one.untyped_storage()
-                is_new = storage._cdata not in known and storage._cdata not in self.live
-                if is_new and one.device.type != "meta":
-                    self.live[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.live.pop, storage._cdata, None)
+        for storage in made_by((args, kwargs), result):
+            if storage._cdata not in self.live and storage.device.type != "meta":
+                self.live[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage._cdata, None)
         self.peak = max(self.peak, sum(self.live.values()))
         return result
+
+
+def made_by(arguments: Any, result: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages that the result of an operation has and its arguments have not."""
+    known = {one._cdata for one in _storages(arguments)}
+    return (one for one in _storages(result) if one._cdata not in known)
+
+
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    return (one.untyped_storage() for one in tree_leaves(tree) if isinstance(one, torch.Tensor))

@@ -18,7 +18,7 @@ import pytest
 
 from molt.core.costs import CostModel
 from molt.core.ladder import Ladder
-from molt.engine.protocol import Decoded
+from molt.engine.protocol import Decoded, EngineKind
 from molt.live.paced import Paced
 from molt.live.world import LiveWorld
 from molt.log import Log
@@ -106,7 +106,9 @@ def running(
     chosen = make_policy(policy, {})
     engine = Talker(spec.ladder, costs, says, pace)
     journal = journal or io.StringIO()
-    log = (Log if log_text else DiscreetLog)(journal, header(spec, costs, chosen, policy, "modelled"))
+    log = (Log if log_text else DiscreetLog)(
+        journal, header(spec, costs, chosen, policy, EngineKind.MODELLED)
+    )
     begin_bytes = default_budget(spec.ladder)
     hub = Hub(
         spec.ladder,
