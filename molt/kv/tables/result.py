@@ -183,23 +183,46 @@ class Drift(Strict):
 class Step(Strict):
     """One context length: medians of ``n`` timings each, rungs and files warm.
 
-    ``carry_ms`` with the map in memory; ``map_load_ms`` is what bringing it in adds.
+    ``carry_ms`` with the map in memory; ``map_load_ms`` is what bringing it in adds. ``map_ms`` and ``map_flops`` are
+    those of a switch without islands; nothing on a route without a map, and where that was not timed.
     """
 
     context: int
     n: int
     carry_ms: float
+    map_ms: float | None
     map_load_ms: float
     reread_ms: float
     carry_flops: int
+    map_flops: int | None
     reread_flops: int
+
+
+class Times(Strict):
+    """Wall time of one thing done again and again; ``p95_ms`` is nearest-rank."""
+
+    median_ms: float
+    p95_ms: float
+    longest_ms: float
+
+
+class Pace(Strict):
+    """Decode steps that re-read ``tokens`` of a carried cache of ``context`` tokens, and bare ones, ``n`` of each in
+    turn, evenly from the first cells to the last."""
+
+    context: int
+    tokens: int
+    n: int
+    bare: Times
+    healing: Times
 
 
 class RouteCost(Strict):
     """Carry against re-read on one route.
 
     ``crossover`` is the shortest measured context from which on carrying is faster, with the map in memory and
-    with loading it; nothing where re-reading is faster to the end.
+    with loading it; nothing where re-reading is faster to the end. ``healing`` by falling numbers of tokens, empty
+    where a cache needs none, and where it was not timed.
     """
 
     source: str
@@ -209,6 +232,7 @@ class RouteCost(Strict):
     steps: list[Step]
     crossover: int | None
     crossover_with_load: int | None
+    healing: list[Pace]
 
 
 class SwitchCost(Strict):

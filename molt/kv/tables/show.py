@@ -16,6 +16,7 @@ from molt.kv.tables.result import (
     LayerResidual,
     Origin,
     Residuals,
+    RouteCost,
     RouteTable,
     Row,
     Summary,
@@ -33,7 +34,10 @@ JUDGED = (
     '- NLL this) / (NLL none - NLL own), sums over documents. "greedy": along what the source would have said; '
     "all else along the document."
 )
-TIMED = "Medians of wall time, both rungs in memory and warm. FLOPs are two a multiply-add, masked scores included."
+TIMED = (
+    "Medians of wall time, both rungs in memory and warm. FLOPs are two a multiply-add, masked scores included. "
+    'What is "over bare" is over the median of the bare steps of its row.'
+)
 LAYERS = (
     "[a, b] is a 95 % interval from resampling documents. The destination's own queries along the document look "
     "into its own cells and into the carried ones: attention cosine is between what they read, routing TV between "
@@ -223,7 +227,7 @@ def _cost(row: Row, reread_flops: int) -> tuple[str, ...]:
         f"{row.cost.stall_ms.median:.3g}",
         f"{row.cost.stall_ms.tail:.3g}",
         f"{row.cost.flops / 1e6:,.0f}",
-        f"{100 * (1 - row.cost.flops / reread_flops):.0f} %",
+        _saved(row.cost.flops, reread_flops),
         show_size(row.cost.map_bytes) if row.cost.map_bytes else ABSENT,
     )
 
@@ -278,13 +282,76 @@ def _switch_cost(table: SwitchCost) -> list[Grid]:
                         f"{step.reread_ms / step.carry_ms:.3g}",
                         f"{step.carry_flops / 1e6:,.0f}",
                         f"{step.reread_flops / 1e6:,.0f}",
-                        f"{100 * (1 - step.carry_flops / step.reread_flops):.0f} %",
+                        _saved(step.carry_flops, step.reread_flops),
                     )
                     for step in route.steps
                 ),
             )
         )
+        made += [grid for grid in (_map_alone(route), _healing(route)) if grid.rows]
     return made
+
+
+def _map_alone(route: RouteCost) -> Grid:
+    return Grid(
+        f"{route.source} -> {route.dest}: the map alone",
+        "The same without a token that is read natively.",
+        ("context", "map ms", "re-read ms", "times faster", "map MFLOP", "FLOPs saved"),
+        tuple(
+            (
+                str(step.context),
+                f"{step.map_ms:.3g}",
+                f"{step.reread_ms:.3g}",
+                f"{step.reread_ms / step.map_ms:.3g}",
+                f"{step.map_flops / 1e6:,.0f}",
+                _saved(step.map_flops, step.reread_flops),
+            )
+            for step in route.steps
+            if step.map_ms is not None and step.map_flops is not None
+        ),
+    )
+
+
+def _healing(route: RouteCost) -> Grid:
+    return Grid(
+        f"{route.source} -> {route.dest}: decode steps while the cache heals",
+        "Steps that re-read tokens and bare ones, in turn; the longest gap between two tokens is the longest step.",
+        (
+            "tokens re-read",
+            "context",
+            "timings",
+            "bare ms",
+            "bare p95",
+            "bare longest",
+            "healing ms",
+            "healing p95",
+            "healing longest",
+            "over bare",
+            "p95 over bare",
+            "longest over bare",
+        ),
+        tuple(
+            (
+                str(pace.tokens),
+                f"{pace.context:,}",
+                str(pace.n),
+                *(
+                    f"{ms:.3g}"
+                    for times in (pace.bare, pace.healing)
+                    for ms in (times.median_ms, times.p95_ms, times.longest_ms)
+                ),
+                *(
+                    f"{ms / pace.bare.median_ms:.2f}"
+                    for ms in (pace.healing.median_ms, pace.healing.p95_ms, pace.healing.longest_ms)
+                ),
+            )
+            for pace in route.healing
+        ),
+    )
+
+
+def _saved(flops: int, of_reread: int) -> str:
+    return f"{100 * (1 - flops / of_reread):.0f} %"
 
 
 def _residuals(table: Residuals) -> list[Grid]:

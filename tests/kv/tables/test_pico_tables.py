@@ -13,7 +13,7 @@ from molt.kv.tables.drift import drift, journeys, tokens_needed
 from molt.kv.tables.handoff import all_recipes, check_gates, route_tables
 from molt.kv.tables.residuals import residuals
 from molt.kv.tables.result import RouteTable, Row, Step
-from molt.kv.tables.switch_cost import contexts, crossover, switch_cost
+from molt.kv.tables.switch_cost import HEALING_STEPS, contexts, crossover, switch_cost
 from molt.kv.transplant import Islands
 
 SETTINGS = Settings(documents=4, context=160, continuation=16)
@@ -236,9 +236,11 @@ def step(context: int, carry_ms: float, load_ms: float, reread_ms: float) -> Ste
         context=context,
         n=1,
         carry_ms=carry_ms,
+        map_ms=None,
         map_load_ms=load_ms,
         reread_ms=reread_ms,
         carry_flops=1,
+        map_flops=None,
         reread_flops=2,
     )
 
@@ -259,3 +261,10 @@ def test_both_ways_are_timed_at_every_length(source: str, dest: str) -> None:
     assert [one.context for one in steps] == [64, 128, 256, 300]
     assert all(one.n == 2 and one.carry_ms > 0 and one.reread_ms > 0 for one in steps)
     assert all(one.carry_flops < one.reread_flops for one in steps)
+    if source == "tier0":
+        assert all(one.map_flops < one.carry_flops and one.map_ms > 0 for one in steps)  # type: ignore[operator]
+        assert [one.tokens for one in made.routes[0].healing] == [32, 16, 8, 4, 2, 1]
+        assert all(one.context == 300 and one.n == HEALING_STEPS for one in made.routes[0].healing)
+    else:
+        assert all(one.map_flops is one.map_ms is None for one in steps)
+        assert made.routes[0].healing == []

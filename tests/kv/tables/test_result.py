@@ -10,14 +10,24 @@ import pytest
 
 from molt.errors import InputError
 from molt.kv.tables import show
-from molt.kv.tables.result import Origin, RouteCost, Step, SwitchCost, joined, read, write
+from molt.kv.tables.result import Origin, Pace, RouteCost, Step, SwitchCost, Times, joined, read, write
 
 
 def table() -> SwitchCost:
     """A small one, made up."""
     step = Step(
-        context=64, n=3, carry_ms=1 / 3, map_load_ms=0.5, reread_ms=2.0, carry_flops=10, reread_flops=100
+        context=64,
+        n=3,
+        carry_ms=1 / 3,
+        map_ms=0.125,
+        map_load_ms=0.5,
+        reread_ms=2.0,
+        carry_flops=10,
+        map_flops=5,
+        reread_flops=100,
     )
+    bare = Times(median_ms=0.5, p95_ms=0.6, longest_ms=0.75)
+    healing = Times(median_ms=0.8, p95_ms=1.0, longest_ms=1.5)
     origin = Origin(
         command="molt eval switch-cost made-up",
         ladder="made-up",
@@ -35,6 +45,7 @@ def table() -> SwitchCost:
         steps=[step],
         crossover=64,
         crossover_with_load=None,
+        healing=[Pace(context=64, tokens=8, n=32, bare=bare, healing=healing)],
     )
     return SwitchCost(table="switch-cost", origin=origin, islands=[4, 16], routes=[route])
 
@@ -99,7 +110,10 @@ def test_an_origin_says_nothing_of_a_machines_folders(given: str, kept: str) -> 
 
 
 def test_the_crossover_is_named_and_the_origin_is_told() -> None:
-    (grid,) = show.grids(table())
+    grid, alone, healing = show.grids(table())
+    assert alone.rows == (("64", "0.125", "2", "16", "0", "95 %"),)
+    assert healing.rows[0][:3] == ("8", "64", "32")
+    assert healing.rows[0][-3:] == ("1.60", "2.00", "3.00")
     assert "with the map in memory from 64 tokens on" in grid.note
     assert "read from its file from no measured context on" in grid.note
     assert "| 64" in show.markdown(grid).replace("|      64", "| 64")
