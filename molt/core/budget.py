@@ -8,7 +8,7 @@ reservation; keeping it within the budget is what makes a switch safe before it 
 from __future__ import annotations
 
 from molt.core.ladder import Ladder
-from molt.core.state import Phase, State, Tenant
+from molt.core.state import State, Tenant
 from molt.core.turns import in_turn
 
 
@@ -60,5 +60,5 @@ def floor_bytes(state: State, ladder: Ladder, floor_cells: int) -> int:
     return sum(state.withheld.values()) + sum(
         ladder.rung(tenant.cache_rung).kv_bytes(min(tenant.cells, floor_cells))
         for tenant in state.tenants.values()
-        if tenant.phase is not Phase.WAITING and tenant.cache_rung is not None
+        if tenant.cache_rung is not None
     )

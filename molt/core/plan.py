@@ -218,7 +218,7 @@ def _duration_and_kl(
                 return back_ns + duration, kl
             if tenant.spilled:
                 return back_ns, 0.0
-            unread = max(0, tenant.backlog)
+            unread = tenant.backlog
             return (costs.rungs[decision.dest].read.ns(unread, unread // 2) if unread else 0), 0.0
         case _:
             return 0, 0.0

@@ -282,7 +282,7 @@ def _caught_up(tenant: Tenant, state: State) -> Tenant:
     peers = [
         other.served
         for other in state.tenants.values()
-        if other.kind is tenant.kind and other.phase is Phase.ACTIVE and other.name != tenant.name
+        if other.kind is tenant.kind and other.phase is Phase.ACTIVE
     ]
     return changed(tenant, served=max(tenant.served, min(peers, default=0)))
 

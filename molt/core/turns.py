@@ -100,7 +100,7 @@ def next_step(state: State, costs: CostModel) -> Step | None:
     if aside is not None and state.load_turn:
         return LoadStep(aside, aside=True)
     for tenant in in_turn(state):
-        if tenant.phase is not Phase.ACTIVE or tenant.target is None or tenant.cache_rung is None:
+        if tenant.target is None or tenant.cache_rung is None:
             continue
         if tenant.target in state.loading - barred:
             return LoadStep(tenant.target)

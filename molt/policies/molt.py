@@ -93,9 +93,9 @@ class Molt:
         better: Plan | None = None
         tight = False
         for rank, plan in self._postures(view):
-            recovery = here is not None and rank < here
+            recovery = rank < here
             # Where somebody stands still, little is better than nothing.
-            back = recovery and here is not None and here[0] > 0
+            back = recovery and here[0] > 0
             if not view.fits(plan, self.margin if recovery and (cooling or not back) else 0.0):
                 tight = tight or view.fits(plan)
                 continue
@@ -242,14 +242,12 @@ def _rungs(plan: Plan) -> frozenset[str]:
     return frozenset(placement.rung for placement in plan.placements.values() if isinstance(placement, Run))
 
 
-def _present_rank(view: View) -> Rank | None:
-    """``None`` where nobody has begun, or somebody is to run on a rung that cannot be had: all else is as good."""
+def _present_rank(view: View) -> Rank:
+    """The best where nobody has begun, or somebody is to run on a rung that cannot be had: nothing is a recovery."""
     admitted = view.admitted()
-    if any(tenant.target in view.state.barred for tenant in admitted):
-        return None
+    if not admitted or any(tenant.target in view.state.barred for tenant in admitted):
+        return (0, 0)
     parked = sum(tenant.phase is Phase.PARKED for tenant in admitted)
-    if not admitted:
-        return None
     if parked == len(admitted):
         return (2, 0)
     return (1, parked) if parked else (0, view.level() or 0)

@@ -9,6 +9,7 @@ import pytest
 from molt.core.plan import Plan, Rest, Run, Wait
 from molt.core.state import Phase, State, Tenant
 from molt.core.view import View
+from molt.plugins import make_policy
 from molt.policies.admission import admit_while_room
 from molt.policies.molt import Molt
 from tests import small
@@ -63,6 +64,29 @@ def test_parameters_have_a_least_value(name: str, least: float) -> None:
     below = least - (1 if isinstance(least, int) else 2**-30)
     with pytest.raises(ValueError, match="must"):
         Molt(**{name: below})
+
+
+def test_parameters_left_out() -> None:
+    said = {"cooldown": "2s", "margin": 0.05, "min_cells": 32, "heal_tokens": 32, "heal_stretch": 2.0}
+    assert (
+        make_policy("molt", {**said, "native_tokens": 16, "stall": "0s", "spill_within": "100ms"}) == Molt()
+    )
+
+
+def test_a_plan_fits_to_the_byte() -> None:
+    one, placed = newcomer("t0", 0, 1000), Plan({"t0": Run("tier1")})
+    room = TIER1.resident_bytes + TIER1.kv_bytes(1000)
+    for budget, margin, fits in (
+        (room, 0.0, True),
+        (room - 1, 0.0, False),
+        (2 * room, 0.5, True),
+        (2 * room - 1, 0.5, False),
+    ):
+        view = View(State(budget_bytes=budget, tenants={"t0": one}), LADDER, COSTS)
+        assert view.fits(placed, margin) is fits
+        assert margin or view.fits_alone(one, "tier1") is fits
+        assert view.peak_of(placed) == room
+        assert (view.usage_bytes, view.level()) == (0, None)
 
 
 def test_a_margin_is_a_share() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings, target
 from molt.core.bound import CHUNK_NS_MAX, overshoot_bytes_max, reaction_ns_max, usage_bytes_max
 from molt.core.costs import StepCost
 from molt.core.plan import Plan, Rest, Run
+from molt.core.turns import STEP_NS_MAX
 from molt.core.view import View
 from molt.plugins import make_policy
 from molt.policies.admission import others_wait
@@ -84,6 +85,10 @@ def test_the_time_is_nearly_reached() -> None:
     worst = excess(small.simulate(policy, on), on, policy)
     assert release_ns < worst.since_fall_ns <= token_ns + release_ns
     assert reaction_ns_max(COSTS, 300, policy) >= token_ns + release_ns
+
+
+def test_stretches_are_as_short_as_is_written_down() -> None:
+    assert (STEP_NS_MAX, CHUNK_NS_MAX) == (250 * MS, 50 * MS)
 
 
 def test_the_time_is_the_sum_that_is_derived() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molt.core.costs import Divergence, RouteCosts, StepCost
+from molt.core.costs import Divergence, RouteCosts, RungCosts, StepCost
 from molt.core.ladder import RouteKind
 from molt.policies.molt import DIAL, Molt
 from tests.small import COSTS, MIB, MS, S, scenario, simulate, tenant
@@ -52,12 +52,25 @@ def test_reading_more_natively_is_never_expected_to_be_worse(cells: int, native:
     )
 
 
-@given(st.integers(1, 1500))
-def test_the_dial_goes_from_the_map_to_a_reread(cells: int) -> None:
-    times = [COSTS.switch_ns("tier0", "tier1", cells, native) for native in (0, cells // 2, cells)]
-    assert times[0] == COSTS.routes["tier0->tier1"].switch.ns(cells, 0)
-    read = COSTS.rungs["tier1"].read
-    assert times[2] == COSTS.routes["tier0->tier1"].switch.ns(0, 0) + round(read.token_ns * cells)
+@given(st.integers(1, 1500), st.integers(0, 1500))
+def test_the_dial_goes_from_the_map_to_a_reread(cells: int, native: int) -> None:
+    """What is not read natively goes through the map, and what is read attends to all of that."""
+    native = min(native, cells)
+    map_, read = COSTS.routes["tier0->tier1"].switch, COSTS.rungs["tier1"].read
+    mapped = cells - native
+    expected = map_.ns(mapped, 0) + round((read.token_ns + read.pair_ns * mapped) * native)
+    assert COSTS.switch_ns("tier0", "tier1", cells, native) == expected
+    more_than_all = COSTS.switch_ns("tier0", "tier1", cells, cells + 5)
+    assert more_than_all == COSTS.switch_ns("tier0", "tier1", cells, cells)
+
+
+def test_steps_and_bytes_cost_what_was_measured_and_never_nothing() -> None:
+    assert StepCost(10, 2, 0.5).ns(4, 6) == 10 + 2 * 4 + 0.5 * 4 * 6
+    assert StepCost(10, 2).ns(4, 6) == 10 + 2 * 4
+    assert StepCost(0, 0).ns(1, 1) == 1
+    assert (COSTS.spill_ns(1000), COSTS.restore_ns(1000)) == (1000, 500)
+    assert (COSTS.spill_ns(0), COSTS.restore_ns(0)) == (1, 1)
+    assert RungCosts(1, 1, StepCost(0, 0), StepCost(0, 0)).healing_ns(0, 0) == 1
 
 
 def test_a_route_that_was_not_measured_has_no_time() -> None:

@@ -104,6 +104,7 @@ def test_a_good_load_ends_the_memory_of_bad_ones() -> None:
 
 
 def test_the_wait_doubles_up_to_a_limit() -> None:
+    assert (RETRY_NS, RETRY_NS_MAX) == (S, 32 * S)
     waits = [Failure(count, 0).again_ns for count in (1, 2, 3, 6, 7, 1000)]
     assert waits == [RETRY_NS, 2 * RETRY_NS, 4 * RETRY_NS, RETRY_NS_MAX, RETRY_NS_MAX, RETRY_NS_MAX]
 

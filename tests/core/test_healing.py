@@ -55,13 +55,18 @@ def test_a_step_stays_within_the_stretch(stretch: float, context: int, at_most: 
     assert COST.healing_ns(0, context) == bare_ns
 
 
+@given(st.integers(0, 200))
+def test_tokens_are_healed_by_powers_of_two(at_most: int) -> None:
+    assert most_within(COST, 1e6, 0, at_most) == (1 << min(at_most, 64).bit_length() >> 1)
+
+
 @pytest.mark.parametrize(
     ("tokens", "factor"), [(0, 1.0), (4, 1.5), (2, 1.25), (8, 2.5), (6, 2.0), (10, 2.5 + 2 * 0.1)]
 )
 def test_a_measured_stretch_is_interpolated(tokens: int, factor: float) -> None:
-    measured = RungCosts(1, 1, StepCost(0, 100), StepCost(0, 1000), (Stretch(4, 1.5), Stretch(8, 2.5)))
+    measured = RungCosts(1, 1, StepCost(0, 90, 0.2), StepCost(0, 1000), (Stretch(4, 1.5), Stretch(8, 2.5)))
     assert measured.healing_ns(tokens, 50) == round(1000 * factor)
-    assert most_within(measured, 2.0, 50, 64) == 4
+    assert [most_within(measured, stretch, 50, 64) for stretch in (1.5, 2.0, 2.49, 2.5)] == [4, 4, 4, 8]
 
 
 def carried() -> State:

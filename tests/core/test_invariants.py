@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from molt.checkers import CHECKERS, disagreements
+from molt.core.budget import usage_bytes
 from molt.core.events import TenantKind
 from molt.core.invariants import INVARIANTS, violations
 from molt.core.state import Phase, State, Tenant
@@ -51,6 +52,7 @@ BROKEN = {
     "caches_are_consistent": [
         tenant(capacity=18),
         tenant(read=31, capacity=40),
+        tenant(read=20),
         tenant(dropped=20),
         tenant(phase=Phase.PARKED, target=None, spilled=True, capacity=5),
     ],
@@ -66,18 +68,40 @@ BROKEN = {
 }
 
 
-def test_what_is_fine_breaks_nothing() -> None:
-    assert violations(FINE, LADDER, MOLT) == []
-    parked = tenant(phase=Phase.PARKED, target=None, spilled=True, capacity=0)
-    assert violations(parked, LADDER, MOLT) == []
+USAGE, PEAK = (usage_bytes(state(loading=frozenset(rungs)), LADDER) for rungs in ((), ("tier0",)))
+JUST_FINE = {
+    "all is well": FINE,
+    "nobody is there": State(),
+    "on disk": tenant(phase=Phase.PARKED, target=None, spilled=True, capacity=0),
+    "as much as may be": state(budget_bytes=USAGE),
+    "nothing under way": state(budget_bytes=PEAK),
+    "a load that just fits": state(budget_bytes=PEAK, loading=frozenset({"tier0"})),
+    "waiting": tenant(phase=Phase.WAITING, target=None, cache_rung=None, capacity=0, read=0, settled=0),
+    "begun, with nothing known": tenant(prompt_tokens=0, max_tokens=31, read=0, settled=0),
+    "full to the last cell": tenant(prompt_tokens=30, max_tokens=1, read=29, settled=29, capacity=30),
+    "trimmed while it switches": tenant(cache_rung="tier2", capacity=19),
+    "a rung that comes": state(resident=frozenset(), loading=frozenset({"tier1"})),
+    "all context gone": tenant(phase=Phase.PARKED, target=None, read=19, dropped=19, capacity=0, settled=0),
+}
+
+
+@pytest.mark.parametrize("fine", JUST_FINE)
+def test_what_is_fine_breaks_nothing(fine: str) -> None:
+    assert violations(JUST_FINE[fine], LADDER, MOLT) == []
+
+
+def test_one_byte_less_is_too_little() -> None:
+    assert [rule for rule, _ in violations(state(budget_bytes=USAGE - 1), LADDER, MOLT)] == [
+        "overshoot_is_bounded"
+    ]
+    loading = state(budget_bytes=PEAK - 1, loading=frozenset({"tier0"}))
+    assert "transients_are_reserved" in dict(violations(loading, LADDER, MOLT))
 
 
 @pytest.mark.parametrize("name", [rule.__name__ for rule in INVARIANTS])
 def test_an_invariant_can_be_broken(name: str) -> None:
     for number, broken in enumerate(BROKEN[name]):
-        found = dict(violations(broken, LADDER, MOLT))
-        assert name in found, number
-        assert found[name]
+        assert dict(violations(broken, LADDER, MOLT)).get(name), number
 
 
 def test_only_promises_are_held_against_a_policy() -> None:

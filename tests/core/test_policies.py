@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from molt.core.costs import RouteCosts, StepCost
 from molt.core.events import TenantKind
-from molt.core.view import Policy
+from molt.core.view import PROMISES, Policy
 from molt.plugins import known_policies, make_policy
 from tests import small
 from tests.small import MIB, MS, S
@@ -22,6 +22,12 @@ BATCH, FOREGROUND = TenantKind.BATCH, TenantKind.FOREGROUND
 
 def test_all_five_are_installed() -> None:
     assert {"hold", "always_small", "per_request", "restart", "molt"} <= set(known_policies())
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_only_two_make_promises_and_all_may_drop_a_cache_whole(policy: Policy) -> None:
+    assert policy.promises == (PROMISES if policy.name in {"molt", "restart"} else frozenset())
+    assert policy.floor_cells == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)

@@ -13,10 +13,20 @@ from molt.core import events as e
 from molt.core.budget import cache_bytes, floor_bytes, peak_bytes, reserved_bytes, usage_bytes
 from molt.core.costs import StepCost
 from molt.core.events import TenantKind
+from molt.core.ladder import RouteKind
 from molt.core.legality import RULES, first_refusal
-from molt.core.plan import Plan, Rest, Run, Wait, requests
+from molt.core.plan import Plan, Rest, Run, Wait, outcome, requests
 from molt.core.state import Phase, State, after_decision, after_event
-from molt.core.turns import TURN_TOKENS, DecodeStep, LoadStep, ReadStep, SwitchStep, next_step
+from molt.core.turns import (
+    STEP_NS_MAX,
+    TURN_TOKENS,
+    DecodeStep,
+    LoadStep,
+    ReadStep,
+    SwitchStep,
+    next_step,
+    step_ns_max,
+)
 from tests.small import COSTS, LADDER, MIB
 
 TOP, MIDDLE, BOTTOM = LADDER.rungs
@@ -97,6 +107,93 @@ def test_going_back_before_the_switch_needs_no_route() -> None:
     assert decide(state, Plan({"chat": Run("tier0")})).tenants["chat"].capacity == 149
 
 
+def test_a_switch_under_way_is_sent_elsewhere_before_anything_is_released() -> None:
+    """The cache is trimmed already: sending it on takes no more memory, and so waits for nothing."""
+    state = decide(running(), Plan({"chat": Run("tier1")}))
+    demote, release, load = requests(state, Plan({"chat": Run("tier2")}), LADDER, COSTS)
+    assert isinstance(demote, d.Demote)
+    assert (demote.source, demote.dest, demote.native) == ("tier0", "tier2", 16)
+    assert (release.rung, load.rung) == ("tier1", "tier2")  # type: ignore[union-attr]
+    (again,) = requests(state, Plan({"chat": Run("tier1", carry=False)}), LADDER, COSTS)
+    assert isinstance(again, d.Demote)
+    assert again.route is RouteKind.REREAD
+
+
+def test_what_is_so_already_is_not_asked_for() -> None:
+    state = running()
+    assert requests(state, Plan({"chat": Run("tier0", carry=False, heal=9)}), LADDER, COSTS) == []
+    parked = decide(state, Plan({"chat": Rest()}))
+    for rest in (Rest(), Rest(keep_cells=99), Rest(keep_cells=100)):
+        assert requests(parked, Plan({"chat": rest}), LADDER, COSTS) == []
+    empty = decide(parked, Plan({"chat": Rest(keep_cells=0)}))
+    assert requests(empty, Plan({"chat": Rest(spill=True)}), LADDER, COSTS) == []
+    spilled = decide(parked, Plan({"chat": Rest(spill=True)}))
+    assert requests(spilled, Plan({"chat": Rest(spill=True)}), LADDER, COSTS) == []
+    waiting = decide(arrived(state, "late"), Plan({"late": Wait()}))
+    assert waiting.tenants["late"].deferred
+    assert requests(waiting, Plan({"late": Wait()}), LADDER, COSTS) == []
+
+
+def predicted(state: State, plan: Plan) -> list[d.AnyDecision]:
+    return requests(state, plan, LADDER, COSTS)
+
+
+def test_every_request_says_what_it_will_do() -> None:
+    """Bytes freed for good, the peak on the way, the time it takes, and the expected divergence."""
+    state, cell0, cell1 = running(), TOP.kv.bytes_per_token, MIDDLE.kv.bytes_per_token
+    usage = usage_bytes(state, LADDER)
+    demote, release, load = predicted(state, Plan({"chat": Run("tier1")}))
+    trimmed = usage - 50 * cell0
+    assert demote.prediction == d.Prediction(
+        freed_bytes=149 * cell0 - 149 * cell1,
+        peak_bytes=trimmed + 149 * cell1 + MIB,
+        duration_ns=COSTS.switch_ns("tier0", "tier1", 99, 16),
+        kl=COSTS.routes["tier0->tier1"].expected_kl(99, 16),
+    )
+    peak = MIDDLE.resident_bytes + 99 * cell0 + 149 * cell1 + MIB
+    release_ns, load_ns = COSTS.rungs["tier0"].release_ns, COSTS.rungs["tier1"].load_ns
+    assert release.prediction == d.Prediction(TOP.resident_bytes, peak - MIDDLE.resident_bytes, release_ns)
+    assert load.prediction == d.Prediction(-MIDDLE.resident_bytes, peak, load_ns)
+    again, *_ = predicted(state, Plan({"chat": Run("tier1", carry=False)}))
+    freed = 149 * (cell0 - cell1)
+    assert again.prediction == d.Prediction(freed, usage - freed, COSTS.rungs["tier1"].read.ns(99, 49))
+    (park, *_) = predicted(state, Plan({"chat": Rest()}))
+    assert park.prediction == d.Prediction(freed_bytes=50 * cell0, peak_bytes=trimmed)
+    parked = decide(state, Plan({"chat": Rest()}))
+    (spill,) = predicted(parked, Plan({"chat": Rest(spill=True)}))
+    assert spill.prediction == d.Prediction(freed_bytes=99 * cell0, duration_ns=COSTS.spill_ns(99 * cell0))
+    spilled = decide(parked, Plan({"chat": Rest(spill=True)}))
+    back_ns = COSTS.restore_ns(99 * cell0)
+    (back, _) = predicted(spilled, Plan({"chat": Run("tier0")}))
+    assert back.prediction == d.Prediction(-149 * cell0, 149 * cell0, back_ns)
+    (away, _) = predicted(spilled, Plan({"chat": Run("tier1")}))
+    assert away.prediction.duration_ns == back_ns + COSTS.switch_ns("tier0", "tier1", 99, 16)
+    (shed,) = predicted(parked, Plan({"chat": Rest(keep_cells=40)}))
+    assert shed.prediction == d.Prediction(freed_bytes=59 * cell0, peak_bytes=40 * cell0)
+    (on, _) = predicted(parked, Plan({"chat": Run("tier0")}))
+    assert on.prediction == d.Prediction(-50 * cell0, 149 * cell0)
+    unmeasured = requests(state, Plan({"chat": Run("tier1")}), LADDER, replace(COSTS, routes={}))
+    assert (unmeasured[0].prediction.duration_ns, unmeasured[0].prediction.kl) == (0, 0.0)
+
+
+def test_what_was_shed_is_read_again_with_room_for_it() -> None:
+    """A cache that lost its oldest context is carried as it is; where it is not carried, all tokens come back."""
+    shed = decide(decide(running(), Plan({"chat": Rest()})), Plan({"chat": Rest(keep_cells=40)}))
+    (carried, _), (again, _) = (
+        requests(shed, Plan({"chat": Run("tier1", carry=carry)}), LADDER, COSTS) for carry in (True, False)
+    )
+    assert isinstance(carried, d.Unpark)
+    assert isinstance(again, d.Unpark)
+    assert (carried.capacity, carried.native, carried.route) == (90, 16, RouteKind.PROJECT)
+    assert (again.capacity, again.native, again.route) == (149, 0, RouteKind.REREAD)
+
+
+def test_a_short_cache_is_read_natively_as_a_whole() -> None:
+    demote, *_ = requests(running(prompt=100, read=5), Plan({"chat": Run("tier1")}), LADDER, COSTS)
+    assert isinstance(demote, d.Demote)
+    assert demote.native == 5
+
+
 def test_rereading_drops_the_cache_at_once() -> None:
     state = decide(running(), Plan({"chat": Run("tier1", carry=False)}))
     chat = state.tenants["chat"]
@@ -165,6 +262,37 @@ def test_foreground_goes_first_and_batch_takes_turns() -> None:
     assert served == [("b1", TURN_TOKENS), ("b2", TURN_TOKENS)] * 2
 
 
+def test_only_a_peer_that_runs_is_a_rival() -> None:
+    """Not one of the other kind, nor one that is parked or waits."""
+    state = running(prompt=1, read=0)
+    alone = DecodeStep("chat", "tier0", 50, 0, settled=0, heal=0)
+    for kind, parked, rival in (
+        (TenantKind.BATCH, False, False),
+        (TenantKind.FOREGROUND, True, False),
+        (TenantKind.FOREGROUND, False, True),
+    ):
+        beside = arrived(state, "other", kind, prompt=1)
+        assert next_step(beside, COSTS) == alone
+        beside = after_decision(beside, d.Admit(tenant="other", rung="tier0", capacity=50))
+        beside = after_decision(beside, d.Park(tenant="other")) if parked else beside
+        assert next_step(beside, COSTS) == (replace(alone, tokens=TURN_TOKENS) if rival else alone)
+
+
+def test_who_comes_begins_level_with_the_last_of_its_peers() -> None:
+    state = running(prompt=1, read=0)
+    assert state.tenants["chat"].served == 0
+    for name, kind, count in (("a", TenantKind.FOREGROUND, 30), ("b", TenantKind.BATCH, 20)):
+        state = arrived(state, name, kind, prompt=1)
+        state = after_decision(state, d.Admit(tenant=name, rung="tier0", capacity=50))
+        state = after_event(state, e.TokensProduced(at_ns=3, tenant=name, rung="tier0", count=count))
+    state = after_event(state, e.TokensProduced(at_ns=3, tenant="chat", rung="tier0", count=10))
+    late = after_decision(arrived(state, "late", prompt=1), d.Admit(tenant="late", rung="tier0", capacity=50))
+    assert late.tenants["late"].served == 10
+    back = d.Unpark(tenant="a", source="tier0", dest="tier0", route=None, capacity=50)
+    parked = after_decision(late, d.Park(tenant="a"))
+    assert after_decision(parked, back).tenants["a"].served == 30
+
+
 @given(cut=st.integers(1, TURN_TOKENS - 1))
 def test_turns_do_not_depend_on_how_runs_are_cut(cut: int) -> None:
     """A turn that was interrupted goes on with the same tenant for what is left of it."""
@@ -184,9 +312,31 @@ def test_a_long_prompt_is_read_in_chunks_short_enough_to_react() -> None:
     assert COSTS.rungs["tier0"].read.ns(step.chunk, 0) <= 250_000_000
 
 
-def test_step_cost_is_affine() -> None:
-    assert StepCost(10, 2, 0.5).ns(4, 6) == 10 + 8 + 12
-    assert StepCost(0, 0).ns(1, 0) == 1
+T = STEP_NS_MAX // 64
+
+
+@pytest.mark.parametrize(
+    ("read", "tokens"),
+    [
+        (StepCost(0, T), 64),
+        (StepCost(1, T), 32),
+        (StepCost(0, T, pair_ns=1), 64),
+        (StepCost(0, STEP_NS_MAX), 8),
+        (StepCost(8 * STEP_NS_MAX, STEP_NS_MAX), 16),  # in exactly one and a half times the time of 8
+        (StepCost(8 * STEP_NS_MAX - 2, STEP_NS_MAX), 8),
+        (StepCost(8 * STEP_NS_MAX - 2, STEP_NS_MAX, pair_ns=1), 8),
+        (StepCost(0, 1), 128),
+    ],
+)
+def test_a_chunk_is_the_most_that_is_short_enough(read: StepCost, tokens: int) -> None:
+    """Within the longest step, or, on a slow rung, within one and a half times the fewest tokens; on no context."""
+    costs = replace(COSTS, rungs={"tier0": replace(COSTS.rungs["tier0"], read=read)})
+    step = next_step(running(prompt=500, read=0), costs)
+    assert isinstance(step, ReadStep)
+    assert step.chunk == tokens
+    assert step_ns_max(costs.rungs["tier0"], 300) == max(
+        read.ns(tokens, 300), costs.rungs["tier0"].decode.ns(1, 300)
+    )
 
 
 # --- legality: each rule refuses what it is there for ---
@@ -209,6 +359,26 @@ def test_illegal_plans_are_refused(plan: Plan, rule: str, word: str) -> None:
     assert refusal is not None
     assert refusal.rule == rule
     assert word in refusal.reason
+
+
+def test_an_answer_may_be_as_long_as_there_are_positions() -> None:
+    for prompt, refused in ((TOP.max_positions - 50, None), (TOP.max_positions - 49, "answer_fits_rung")):
+        refusal = first_refusal(
+            arrived(running(), "long", prompt=prompt), Plan({"long": Run("tier0")}), LADDER
+        )
+        assert (refusal and refusal.rule) == refused
+
+
+def test_growth_is_refused_to_the_byte_and_what_does_not_grow_is_not() -> None:
+    state, up = running("tier2"), Plan({"chat": Run("tier1")})
+    peak = peak_bytes(outcome(state, up, LADDER), LADDER)
+    for budget, refused in ((peak, None), (peak - 1, "growth_fits")):
+        refusal = first_refusal(replace(state, budget_bytes=budget), up, LADDER)
+        assert (refusal and refusal.rule) == refused
+    loading = replace(decide(state, up), budget_bytes=1)
+    assert loading.loading
+    assert first_refusal(loading, up, LADDER) is None
+    assert first_refusal(loading, Plan({"chat": Rest(keep_cells=0)}), LADDER) is None
 
 
 def test_growth_beyond_the_budget_is_refused() -> None:
