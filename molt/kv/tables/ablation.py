@@ -89,6 +89,8 @@ def _map_dials(bench: Bench, route: Route, crossing: Crossing, progress: Progres
     for rank in RANKS:
         maps[f"fitted here: shared by all layers, rank {rank}"] = sums.solve_shared(rank)
     maps["fitted here: K from K, V from V"] = sums.solve(joint=False)
+    within = small_map.collect(bench, route, within=True, progress=progress)
+    maps["fitted here: K by its slopes within a text"] = sums.solve(keys_from=within)
     for ridge in RIDGES:
         maps[f"fitted here: ridge {ridge:g}"] = sums.solve(ridge=ridge)
     for fewer in ROWS:

@@ -44,12 +44,15 @@ class Unfit(Exception):
 class Sums:
     """What any map of a route is solved from, in one space: sums over rows z about ``origin``.
 
-    Columns are K and V of every source layer, of every destination layer, and the destination's first input.
+    Columns are K and V of every source layer, of every destination layer, and the destination's first input. With
+    ``within``, products are of what is left when the mean of its window is taken off every row: slopes are then those
+    within a text, whatever differs between texts.
     """
 
     source: Resident
     dest: Resident
     origin: Tensor  # (w,) float64
+    within: bool = False
     rows: int = 0
     total: Tensor = field(init=False)  # (w,) float64
     gram: Tensor = field(init=False)  # (w, w) float64
@@ -59,16 +62,24 @@ class Sums:
         self.gram = torch.zeros(len(self.origin), len(self.origin), dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
-        """Take in rows (n, w); products within one call are in the type of the rows."""
+        """Take in a window of rows (n, w); products within one call are in the type of the rows."""
         centred = rows - self.origin.to(rows.dtype)
         self.rows += len(rows)
         self.total += centred.sum(0, dtype=torch.float64)
+        if self.within:
+            centred -= centred.mean(0)
         self.gram += centred.T @ centred
 
-    def solve(self, sources: int | None = None, ridge: float = RIDGE, joint: bool = True) -> KVMap:
+    def solve(
+        self,
+        sources: int | None = None,
+        ridge: float = RIDGE,
+        joint: bool = True,
+        keys_from: Sums | None = None,
+    ) -> KVMap:
         """The map that sees ``sources`` source layers (``None``: all), in float32.
 
-        Not ``joint``: K from K alone, V from V alone.
+        Not ``joint``: K from K alone, V from V alone. K is solved from the sums ``keys_from``, where there are some.
         """
         source, dest = self.source.layout, self.dest.layout
         width, dest_width = columns_per_layer(source), columns_per_layer(dest)
@@ -86,7 +97,8 @@ class Sums:
                 seen = torch.ones_like(is_other) if joint else ~is_other
                 part = slice(half * dest_width // 2, (half + 1) * dest_width // 2)
                 targets = first_target + layer_columns((number,), dest)[part]
-                weight[seen, part], bias[part] = self._regression(features[seen], targets, ridge)
+                sums = keys_from if keys_from is not None and half == 0 else self
+                weight[seen, part], bias[part] = sums._regression(features[seen], targets, ridge)
             layers.append(LayerMap(chosen, weight.half().float(), bias.float()))
         return KVMap(source, dest, self.dest.hidden, 0, tuple(layers))
 
@@ -115,8 +127,9 @@ class Sums:
         return KVMap(source, dest, self.dest.hidden, 0, (first, *layers), code)
 
     def _covariance(self, left: Tensor, right: Tensor) -> Tensor:
+        products = self.gram[left[:, None], right] / self.rows
         mean = self.total / self.rows
-        return self.gram[left[:, None], right] / self.rows - mean[left, None] * mean[right]
+        return products if self.within else products - mean[left, None] * mean[right]
 
     def _regression(self, features: Tensor, targets: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
         """Centred ridge: weight (p, q) and bias (q,) of target columns from feature columns."""
@@ -133,14 +146,20 @@ def flat(rope: Rope) -> Rope:
 
 
 def collect(
-    bench: Bench, route: Route, *, rotated: bool = False, rows: int = ROWS, progress: Progress = quietly
+    bench: Bench,
+    route: Route,
+    *,
+    rotated: bool = False,
+    within: bool = False,
+    rows: int = ROWS,
+    progress: Progress = quietly,
 ) -> Sums:
     """The sums of a route over the documents that pico's maps are fitted on; raises ``Unfit``.
 
-    With ``rotated``, keys stay as attention sees them.
+    With ``rotated``, keys stay as attention sees them; ``within`` is that of ``Sums``.
     """
     names = (bench.spec.rung(route.source).weights, bench.spec.rung(route.dest).weights)
-    kept = bench.kept.get((names, rotated, rows))
+    kept = bench.kept.get((names, rotated, within, rows))
     if isinstance(kept, Sums):
         return kept
     source, dest = (bench.rung(name) for name in names)
@@ -148,18 +167,18 @@ def collect(
     if (size := width**2 * torch.float64.itemsize) > SUMS_BYTES_MAX:
         raise Unfit(f"fitting maps for comparison takes sums of {size / 2**30:.1f} GiB here, not in passing")
     sums: Sums | None = None
-    what = f"fitting for comparison{', keys rotated' if rotated else ''}"
+    what = f"fitting for comparison{', keys rotated' * rotated}{', within windows' * within}"
     for ids in _windows(Tokenizer.from_file(str(bench.spec.tokenizer))):
         part = _rows(source, dest, ids, rotated)
         if sums is None:
-            sums = Sums(source, dest, part.mean(0).double())
+            sums = Sums(source, dest, part.mean(0).double(), within)
         sums.add(part)
         progress(what, min(sums.rows, rows), rows)
         if sums.rows >= rows:
             break
     if sums is None:
         raise Unfit("no document is long enough to fit on")
-    bench.kept[names, rotated, rows] = sums
+    bench.kept[names, rotated, within, rows] = sums
     return sums
 
 

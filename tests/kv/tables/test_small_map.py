@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from molt.kv.features import columns_per_layer
 from molt.kv.project import project
 from molt.kv.tables import small_map
 from molt.kv.tables.small_map import Sums
 from tests.kv.conftest import VOCABULARY, TinyRung
 
 
-def sums(source: TinyRung, dest: TinyRung, *, rotated: bool = False) -> Sums:
+def sums(source: TinyRung, dest: TinyRung, *, rotated: bool = False, within: bool = False) -> Sums:
     """Over random texts."""
     generator = torch.Generator().manual_seed(3)
     made: Sums | None = None
     for _ in range(12):
         ids = torch.randint(0, VOCABULARY, (60,), generator=generator).tolist()
         rows = small_map._rows(source, dest, ids, rotated)
-        made = made or Sums(source, dest, rows.mean(0).double())
+        made = made or Sums(source, dest, rows.mean(0).double(), within)
         made.add(rows)
     assert made is not None
     return made
@@ -65,3 +66,35 @@ def test_a_shared_map_of_full_rank_maps_a_rung_to_itself(large: TinyRung, ids: l
 def test_rotated_space_is_another_space(large: TinyRung, small: TinyRung) -> None:
     content, rotated = sums(large, small), sums(large, small, rotated=True)
     assert not torch.allclose(content.gram, rotated.gram)
+
+
+def test_slopes_within_a_text_do_not_notice_what_is_added_to_all_of_it(large: TinyRung) -> None:
+    generator = torch.Generator().manual_seed(3)
+    width = large.layout.layers * 2 * columns_per_layer(large.layout) + large.hidden
+    windows = torch.randn(4, 40, width, generator=generator)
+    offsets = 10 * torch.randn(4, 1, width, generator=generator)
+    plain, moved, across = (
+        Sums(large, large, torch.zeros(width, dtype=torch.float64), within=is_within)
+        for is_within in (True, True, False)
+    )
+    for window, offset in zip(windows, offsets, strict=True):
+        plain.add(window)
+        moved.add(window + offset)
+        across.add(window + offset)
+    columns = torch.arange(width)
+    expected = plain._covariance(columns, columns)
+    torch.testing.assert_close(moved._covariance(columns, columns), expected, rtol=0, atol=1e-4)
+    assert (across._covariance(columns, columns) - expected).abs().max() > 10  # the control
+
+
+def test_only_keys_are_taken_from_other_sums(large: TinyRung, small: TinyRung) -> None:
+    usual, within = sums(large, small), sums(large, small, within=True)
+    alone, other, mixed = usual.solve(), within.solve(), usual.solve(keys_from=within)
+    later = (
+        kv_map.layers[1:] for kv_map in (alone, other, mixed)
+    )  # the first is exact, whatever it is solved from
+    for one, key_side, layer in zip(*later, strict=True):
+        half = layer.weight.shape[1] // 2
+        assert torch.equal(layer.weight[:, half:], one.weight[:, half:])
+        assert torch.equal(layer.weight[:, :half], key_side.weight[:, :half])
+        assert not torch.equal(layer.weight[:, :half], one.weight[:, :half])
