@@ -3,9 +3,10 @@
 The world is a ladder of three rungs and three tenants, one of them foreground, who come once each, in any order, at any
 time. It carries everything out at once and takes no time; time passes only when a timer is waited for. At any moment
 the budget may go to any of a few levels, a step may be taken (and fail, if it is a load or a switch), a tenant may come
-or be cancelled. States that differ only in what nobody can notice (absolute time, which of two equal tenants is which,
-how often a load has failed before that may be tried again) are one. The search is breadth first, so the first trace to
-break a rule is a shortest one.
+or be cancelled. A rung that is released because of it gives everything back, or keeps half of its weights. States that
+differ only in what nobody can notice (absolute time, which of two equal tenants is which, how often a load has failed
+before that may be tried again) are one. The search is breadth first, so the first trace to break a rule is a shortest
+one.
 """
 
 from __future__ import annotations
@@ -83,7 +84,13 @@ class Node:
         tenants = tuple(tuple(getattr(t, name) for name in _TENANT) for t in s.tenants.values())
         return (
             *(s.budget_bytes, s.resident, s.loading, s.load_turn, s.last_down_ns, s.last_up_ns),
-            *(tuple(sorted(s.failures)), self.timer_ns, self.left, tenants),
+            *(
+                tuple(sorted(s.failures)),
+                tuple(sorted(s.withheld.items())),
+                self.timer_ns,
+                self.left,
+                tenants,
+            ),
         )
 
 
@@ -100,6 +107,8 @@ class Found:
     complete: bool = False
     """Whether there was nothing left to look at: then these are all states there are."""
     live: int = 0
+    withheld: int = 0
+    """Transitions in which a release kept a part."""
     decisions: dict[str, int] = field(default_factory=dict)
 
 
@@ -111,9 +120,14 @@ class Search:
     """Breadth first over everything that may happen under one policy."""
 
     def __init__(
-        self, policy: Policy, levels: tuple[int, ...] = LEVELS, tenants: tuple[int, int] = (1, 2)
+        self,
+        policy: Policy,
+        levels: tuple[int, ...] = LEVELS,
+        tenants: tuple[int, int] = (1, 2),
+        *,
+        withholding: bool = True,
     ) -> None:
-        self.policy, self.levels, self.tenants = policy, levels, tenants
+        self.policy, self.levels, self.tenants, self.withholding = policy, levels, tenants, withholding
         self.cooldown_ns = getattr(policy, "cooldown_ns", 0)
         self.found = Found()
         self._seen: dict[tuple[object, ...], tuple[tuple[object, ...] | None, str]] = {}
@@ -151,18 +165,25 @@ class Search:
     # What may happen.
 
     def _next(self, node: Node) -> Iterator[tuple[str, Node]]:
+        for facts in self._facts(node):
+            name, after = self._after(node, *facts)
+            yield name, after
+            for rung in sorted(node.state.resident - after.state.occupied) if self.withholding else ():
+                self.found.withheld += 1
+                yield self._after(node, *facts, _keeping(rung))
+
+    def _facts(self, node: Node) -> Iterator[tuple[e.AnyEvent, ...]]:
         for budget in self.levels:
             if budget != node.state.budget_bytes:
-                yield self._after(node, e.BudgetChanged(at_ns=0, budget_bytes=budget))
+                yield (e.BudgetChanged(at_ns=0, budget_bytes=budget),)
         for kind, left in zip(TenantKind, node.left, strict=True):
             if left:
-                yield self._after(node, self._newcomer(node, kind))
+                yield (self._newcomer(node, kind),)
         for tenant in node.state.tenants:
-            yield self._after(node, e.TenantCancelled(at_ns=0, tenant=tenant))
+            yield (e.TenantCancelled(at_ns=0, tenant=tenant),)
         if node.timer_ns is not None:
-            yield self._after(node, e.TimerFired(at_ns=node.timer_ns))
-        for facts in self._steps(node.state):
-            yield self._after(node, *facts)
+            yield (e.TimerFired(at_ns=node.timer_ns),)
+        yield from self._steps(node.state)
 
     def _newcomer(self, node: Node, kind: TenantKind) -> e.TenantArrived:
         name = f"{kind}{node.left[list(TenantKind).index(kind)]}"
@@ -291,8 +312,16 @@ def _canonical(state: State, cooldown_ns: int) -> State:
     )
 
 
+def _keeping(rung: str) -> e.RungReleased:
+    kept = LADDER.rung(rung).weight_bytes // 2
+    freed = LADDER.rung(rung).resident_bytes - kept
+    return e.RungReleased(at_ns=0, rung=rung, freed_bytes=freed, withheld_bytes=kept)
+
+
 def _named(fact: e.AnyEvent) -> str:
     match fact:
+        case e.RungReleased():
+            return f"{fact.rung} keeps {fact.withheld_bytes}"
         case e.BudgetChanged():
             return f"budget {fact.budget_bytes}"
         case e.RungLoaded() | e.LoadFailed() | e.LoadProgressed():
@@ -326,7 +355,8 @@ def main() -> None:
     whole = "all there are" if found.complete else f"all to depth {found.depth}"
     print(
         f"{asked.policy}: {found.states} states ({whole}), {found.transitions} transitions, depth {found.depth}, "
-        f"{found.live} states on the way to rest; no kill, no starvation, no rule broken; {took:.0f} s"
+        f"{found.live} states on the way to rest, {found.withheld} releases that kept a part; "
+        f"no kill, no starvation, no rule broken; {took:.0f} s"
     )
     print("decisions: " + ", ".join(f"{kind} {count}" for kind, count in sorted(found.decisions.items())))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from molt.core.plan import Plan
+from molt.core.view import View
 from molt.plugins import make_policy
+from molt.policies.molt import Molt
 from tests.exhaustive import LEVELS, PLENTY, Broken, Search
 
 
@@ -14,11 +19,12 @@ def test_three_tenants_to_a_small_depth() -> None:
     assert found.depth == 4
     assert found.states > 500
     assert {"Park", "Shed", "Demote", "Promote", "Defer", "Unpark"} <= found.decisions.keys()
+    assert found.withheld > 50
 
 
 def test_one_tenant_to_the_end() -> None:
-    """One tenant under two budgets: all states there are, not only those to a depth."""
-    found = Search(make_policy("molt", {}), (LEVELS[0], PLENTY), (1, 0)).run(60)
+    """One tenant under two budgets, everything given back: all states there are, not only those to a depth."""
+    found = Search(make_policy("molt", {}), (LEVELS[0], PLENTY), (1, 0), withholding=False).run(60)
     assert found.complete
     assert found.states > 100
 
@@ -32,3 +38,17 @@ def test_the_search_finds_what_is_wrong() -> None:
     with pytest.raises(Broken, match="overshoot_is_bounded") as broken:
         Search(reckless).run(3, liveness=False)
     assert str(broken.value).count("\n") == 3  # start, a tenant comes, the budget falls
+
+
+def test_the_search_finds_who_does_not_count_what_is_withheld() -> None:
+    """The control: a policy that believes that everything came back takes what is not there."""
+
+    class Trusting(Molt):
+        __slots__ = ()
+
+        def decide(self, view: View) -> Plan:
+            return Molt.decide(self, replace(view, state=replace(view.state, withheld={})))
+
+    with pytest.raises(Broken, match="overshoot_is_bounded") as broken:
+        Search(Trusting()).run(4, liveness=False)
+    assert str(broken.value).endswith("large keeps 120")

@@ -175,6 +175,15 @@ def test_all_are_parked_where_nobody_can_run() -> None:
     assert plan.placements == {"a": Rest(), "b": Rest()}
 
 
+def test_who_goes_on_beside_the_parked_takes_its_cache_along_where_that_fits() -> None:
+    short = {"prompt_tokens": 11, "read": 10, "settled": 10, "capacity": 109}
+    two = [tenant("a", "tier1", **short), tenant("b", "tier1")]
+    carrying = peak(Plan({"a": Run("tier2"), "b": Rest()}), *two, resident="tier1")
+    for budget, carry in ((carrying, True), (carrying - 1, False)):
+        plan = Molt().decide(view(budget, *two, resident="tier1"))
+        assert plan.placements == {"a": Run("tier2", carry=carry), "b": Rest()}
+
+
 def test_as_much_is_written_to_disk_as_is_needed_and_can_be_in_time() -> None:
     """The least protected first, one byte a nanosecond; what is on disk, or empty, is not written."""
     size = BOTTOM.kv_bytes(CELLS)
