@@ -39,8 +39,7 @@ class MapCard:
     """What a map is, what it was fitted on and how well.
 
     ``features_per_row`` is p/n of the layer with most features; ``residual_k`` and ``residual_v`` are 1 - R^2
-    on held-out documents, one for each of ``sources``, the mapped layers. ``tuning`` says what was done to the
-    map after the regression, if anything; the residuals are those of the map as it is.
+    on held-out documents, one for each of ``sources``, the mapped layers.
     """
 
     source: str
@@ -58,12 +57,7 @@ class MapCard:
     residual_v: tuple[float, ...]
     heldout_rows: int
     calibration: tuple[str, ...]
-    tuning: str = ""
     digest: str = ""
-
-    def content(self) -> dict[str, Any]:
-        """What is written of it: everything but a ``tuning`` that there was none of."""
-        return {name: value for name, value in asdict(self).items() if name != "tuning" or value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ def save(path: Path, kv_map: KVMap, card: MapCard) -> None:
     card = replace(card, digest=_digest(tensors, card))
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(
-        tensors, path, metadata={"molt": json.dumps({"format": FORMAT, **card.content()}, sort_keys=True)}
+        tensors, path, metadata={"molt": json.dumps({"format": FORMAT, **asdict(card)}, sort_keys=True)}
     )
 
 
@@ -200,7 +194,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _digest(tensors: dict[str, Tensor], card: MapCard) -> str:
-    digest = hashlib.sha256(json.dumps(card.content(), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(asdict(card), sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

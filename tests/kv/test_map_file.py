@@ -141,14 +141,6 @@ def test_a_code_that_does_not_fit_is_refused(
         map_file.load(tmp_path / "map", BINDING)
 
 
-def test_a_card_says_what_was_done_after_the_regression(tmp_path: Path) -> None:
-    kv_map = some_map()
-    card = replace(some_card(kv_map), tuning="100 steps")
-    map_file.save(tmp_path / "map", kv_map, card)
-    assert map_file.read_card(tmp_path / "map").tuning == "100 steps"
-    map_file.load(tmp_path / "map", BINDING)
-
-
 def test_the_same_map_gives_the_same_bytes(path: Path, tmp_path: Path) -> None:
     kv_map = some_map()
     map_file.save(tmp_path / "again", kv_map, some_card(kv_map))
