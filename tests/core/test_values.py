@@ -30,8 +30,11 @@ VALUES = [
     for kind in vars(module).values()
     if dataclasses.is_dataclass(kind) and inspect.isclass(kind) and kind.__module__ == module.__name__
 ]
-FACTS = [kind for kind in VALUES if issubclass(kind, e.Event) and kind is not e.Event]
-REQUESTS = [kind for kind in VALUES if issubclass(kind, d.Decision) and kind is not d.Decision]
+FACTS, REQUESTS = (
+    [kind for kind in VALUES if issubclass(kind, anything) and not kind.__subclasses__()]
+    for anything in (e.Event, d.Decision)
+)
+"""Each is of one kind; what is common to several is never made."""
 NOTHING = (None, 0, (), frozenset(), d.Prediction())
 MOSTLY: dict[tuple[type, str], object] = {
     (e.TenantArrived, "attempt"): 1,
