@@ -91,6 +91,22 @@ def check_battery(diagnosis: Diagnosis) -> Iterator[Finding]:
         yield Finding(Severity.OK, "power", "not running on battery")
 
 
+def check_autogroup(diagnosis: Diagnosis) -> Iterator[Finding]:
+    """Whether niceness keeps other sessions back."""
+    autogroup = diagnosis.machine.processor.autogroup
+    if autogroup:
+        yield Finding(
+            Severity.NOTE,
+            "niceness",
+            "counts within a session only",
+            "The kernel deals time out to sessions first: what runs under nice in another terminal, or in a job of its "
+            "own, takes as much time from a measurement as anything else.",
+            "sysctl kernel.sched_autogroup_enabled=0, or stop the other work",
+        )
+    elif autogroup is not None:
+        yield Finding(Severity.OK, "niceness", "counts everywhere")
+
+
 def check_instructions(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Instructions that make INT8 fast."""
     flags = diagnosis.machine.processor.flags
@@ -399,6 +415,7 @@ CHECKS: tuple[Callable[[Diagnosis], Iterator[Finding]], ...] = (
     check_load,
     check_governor,
     check_battery,
+    check_autogroup,
     check_wait_policy,
     check_threads,
     check_room,

@@ -22,13 +22,17 @@ from realproc.control_groups import ControlGroups, as_count, read_count, read_gr
 
 REAL_ROOT = Path("/")
 WATCHED_VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "MKL_NUM_THREADS")
+_AUTOGROUP = {"0": False, "1": True}
 WINDOWS_NS = tuple(tenths * 100_000_000 for tenths in (5, 10, 20, 40, 100))
 """Windows of a pressure trigger that are tried; the kernel allows 0.5 s to 10 s at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The processor; ``cores_allowed`` are those this process may run on, ``flags`` the extensions it has."""
+    """The processor; ``cores_allowed`` are those this process may run on, ``flags`` the extensions it has.
+
+    ``autogroup``: time goes to sessions first, so that niceness counts only among the processes of one.
+    """
 
     name: str | None = None
     cores: int | None = None
@@ -37,6 +41,7 @@ class Processor:
     governor: str | None = None
     driver: str | None = None
     on_battery: bool | None = None
+    autogroup: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,7 @@ def read_processor(root: Path = REAL_ROOT) -> Processor:
         governor=read_text(scaling / "scaling_governor") or None,
         driver=read_text(scaling / "scaling_driver") or None,
         on_battery=_on_battery(root),
+        autogroup=_AUTOGROUP.get(read_text(root / "proc/sys/kernel/sched_autogroup_enabled") or ""),
     )
 
 

@@ -100,6 +100,7 @@ CAUSES: list[tuple[dict[str, object], tuple[str, str]]] = [
     ({"processor__governor": "powersave"}, ("wrong", "clock")),
     ({"processor__governor": "powersave", "processor__driver": "intel_pstate"}, ("note", "clock")),
     ({"processor__on_battery": True}, ("wrong", "power")),
+    ({"processor__autogroup": True}, ("note", "niceness")),
     ({"processor__flags": ("fpu",)}, ("note", "INT8")),
     ({"environment": {"OMP_WAIT_POLICY": "ACTIVE"}}, ("wrong", "waiting threads")),
     ({"environment": {}}, ("note", "waiting threads")),

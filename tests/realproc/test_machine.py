@@ -39,6 +39,7 @@ def test_an_ordinary_machine_is_read(tmp_path: Path) -> None:
         governor="powersave",
         driver="acpi-cpufreq",
         on_battery=True,
+        autogroup=True,
     )
     assert found.memory == machine.Memory(
         total_bytes=8 * GIB,

@@ -40,6 +40,7 @@ COMMON = {
     "proc/pressure/memory": "some avg10=1.25 avg60=0.10 avg300=0.00 total=12\nfull avg10=0.00 total=3\n",
     "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+    "proc/sys/kernel/sched_autogroup_enabled": "1\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "acpi-cpufreq\n",
     "sys/class/power_supply/BAT0/type": "Battery\n",
     "sys/class/power_supply/BAT0/status": "Discharging\n",
