@@ -27,6 +27,7 @@ from molt.chat import closing as closing_line
 from molt.client import Client, Lever, ServerError, Summary, Token
 from molt.errors import InputError
 from molt.log import FILE_NAME
+from molt.models.ladder_file import resolve
 from molt.units import show_size
 
 QUESTION = "Why does an operating system reclaim memory from background processes?"
@@ -213,7 +214,11 @@ def _wait_until_loaded(url: str) -> None:
 
 
 def demo(ladder: str, out: Path, max_tokens: int) -> bool:
-    """Play the session and save it into the folder ``out``; says whether it shows what it is to show."""
+    """Play the session and save it into the folder ``out``; says whether it shows what it is to show.
+
+    ``InputError`` for a ladder that cannot be used, before anything is written.
+    """
+    resolve(ladder)
     log = out / FILE_NAME
     _prepare(out, log)
     with server(ladder, log) as (url, admin), Client(url) as client:

@@ -25,6 +25,7 @@ from molt.demo import (
     Session,
     annotated,
     budget_between,
+    demo,
     play,
     server,
     to_json,
@@ -141,6 +142,12 @@ def test_the_budget_lies_between_two_rungs() -> None:
 def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="nosuch"), server("nosuch", tmp_path / "events.jsonl"):
         pass
+
+
+def test_a_ladder_that_is_not_there_is_refused_and_nothing_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no ladder is named 'nosuch'"):
+        demo("nosuch", tmp_path / "out", 40)
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_demo_plays_on_the_real_server(tmp_path: Path) -> None:
