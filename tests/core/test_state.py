@@ -121,7 +121,9 @@ def test_a_switch_under_way_is_sent_elsewhere_before_anything_is_released() -> N
 
 def test_what_is_so_already_is_not_asked_for() -> None:
     state = running()
-    assert requests(state, Plan({"chat": Run("tier0", carry=False, heal=9)}), LADDER, COSTS) == []
+    by_another_name = "".join(["tier", "0"])
+    for rung in ("tier0", by_another_name):
+        assert requests(state, Plan({"chat": Run(rung, carry=False, heal=9)}), LADDER, COSTS) == []
     parked = decide(state, Plan({"chat": Rest()}))
     for rest in (Rest(), Rest(keep_cells=99), Rest(keep_cells=100)):
         assert requests(parked, Plan({"chat": rest}), LADDER, COSTS) == []
@@ -379,6 +381,20 @@ def test_growth_is_refused_to_the_byte_and_what_does_not_grow_is_not() -> None:
     assert loading.loading
     assert first_refusal(loading, up, LADDER) is None
     assert first_refusal(loading, Plan({"chat": Rest(keep_cells=0)}), LADDER) is None
+
+
+def test_a_load_is_growth_and_so_is_a_cache() -> None:
+    """Each by itself: a smaller rung in place of a larger, and a parked cache that gets its room back."""
+    down, loads = Plan({"chat": Run("tier1")}), replace(running(), budget_bytes=MIDDLE.resident_bytes)
+    parked = decide(running(), Plan({"chat": Rest()}, keep=frozenset({"tier0"})))
+    on, room = Plan({"chat": Run("tier0")}), replace(parked, budget_bytes=TOP.resident_bytes)
+    for state, plan in ((loads, down), (room, on)):
+        refusal = first_refusal(state, plan, LADDER)
+        assert refusal is not None
+        assert refusal.rule == "growth_fits"
+    after = [outcome(state, plan, LADDER) for state, plan in ((loads, down), (room, on))]
+    assert usage_bytes(after[0], LADDER) < usage_bytes(loads, LADDER)
+    assert after[1].loading == frozenset()
 
 
 def test_growth_beyond_the_budget_is_refused() -> None:
