@@ -5,10 +5,11 @@ In a clone, with cosmic-ray installed:
     cosmic-ray init benchmarks/mutants.toml session.sqlite
     python -m benchmarks.mutants thin session.sqlite --seed 1 --places 400
     cosmic-ray exec benchmarks/mutants.toml session.sqlite     # may be stopped at any time
-    python -m benchmarks.mutants show session.sqlite
+    python -m benchmarks.mutants show session.sqlite           # or several, where clones shared a sample
 
-Every survivor is then given a ``judgement`` in ``benchmarks/results/mutants.json``: a test is missing and was added, or
-it is equivalent, or a test outside the subset notices. ``python -m benchmarks.mutants page`` makes ``docs/mutants.md``.
+The sample goes to ``benchmarks/results/mutants.json``, in which every survivor is given a ``judgement``: a test is
+missing and was added, or it is equivalent, or a test outside the subset notices. ``python -m benchmarks.mutants page``
+makes ``docs/mutants.md``.
 
 ``thin`` leaves one mutant a place, in random order, so that what is done when it is stopped is a fair sample. It leaves
 out what is never run (annotations) and what cannot be survived (unions of types, patterns).
@@ -21,6 +22,7 @@ import ast
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -71,16 +73,18 @@ def thin(session: Path, seed: int, places: int) -> int:
     return len(chosen)
 
 
-def survivors(session: Path) -> dict[str, Any]:
+def survivors(sessions: Sequence[Path]) -> dict[str, Any]:
     """How many mutants were tried, and those that no test noticed: place, what it was and what it became."""
-    with sqlite3.connect(session) as db:
-        rows = db.execute(
-            "SELECT m.module_path, m.start_pos_row, m.operator_name, r.test_outcome, r.diff "
-            "FROM work_results r JOIN mutation_specs m USING (job_id) ORDER BY 1, 2, 3"
-        ).fetchall()
+    rows = []
+    for session in sessions:
+        with sqlite3.connect(session) as db:
+            rows += db.execute(
+                "SELECT m.module_path, m.start_pos_row, m.operator_name, r.test_outcome, r.diff "
+                "FROM work_results r JOIN mutation_specs m USING (job_id)"
+            ).fetchall()
     alive = [
         {"place": f"{path}:{line}", "operator": operator.removeprefix("core/"), **_change(diff)}
-        for path, line, operator, outcome, diff in rows
+        for path, line, operator, outcome, diff in sorted(rows)
         if outcome == "SURVIVED"
     ]
     return {"tried": len(rows), "killed": len(rows) - len(alive), "survivors": alive}
@@ -92,26 +96,45 @@ def _change(diff: str) -> dict[str, str]:
     return {"was": was, "became": became}
 
 
-def page(of: dict[str, Any]) -> str:
-    """The results as a page, in Markdown."""
-    kinds = Counter(one["judgement"].partition(":")[0] for one in of["survivors"])
-    real = of["tried"] - kinds["equivalent"]
-    missed = kinds["a test was missing, and kills it now"]
-    rows = [
-        (one["place"], f"`{one['was']}`", f"`{one['became']}`", one["judgement"]) for one in of["survivors"]
+def page(samples: Sequence[dict[str, Any]]) -> str:
+    """The samples as a page, in Markdown: what came of each, and every survivor with its judgement."""
+    scores = [
+        (one["when"], one["commit"], one["seed"], f"{one['tried']} of {one['places']:,}", *_score(one))
+        for one in samples
     ]
+    headers = ("sample", "commit", "seed", "tried of places", "equivalent", "noticed", "score", "95 % sure")
+    sections = [
+        "# Mutants",
+        "How many small faults in `molt/core` and `molt/policies` the tests notice: random samples of mutants made by "
+        "cosmic-ray, one a place, without annotations and unions of types (`benchmarks/mutants.py`). The score is the "
+        "share that was noticed of those that are not equivalent, by the tests as they were when the sample was drawn: "
+        "the fast ones that `benchmarks/mutants.toml` names. With 95 % confidence it is at least the last column for "
+        "all such mutants. For every one that was missed a test was added.",
+        tabulate(scores, headers, tablefmt="github", disable_numparse=True),
+        *(_survivors(one) for one in samples),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _score(sample: dict[str, Any]) -> tuple[str, ...]:
+    kinds = Counter(one["judgement"].partition(":")[0] for one in sample["survivors"])
+    real = sample["tried"] - kinds["equivalent"]
+    noticed = real - kinds["a test was missing, and kills it now"]
     return (
-        "# Mutants\n\n"
-        "How many small faults in `molt/core` and `molt/policies` the tests notice: a random sample of mutants made by "
-        "cosmic-ray, one a place, without annotations and unions of types (`benchmarks/mutants.py`, seed "
-        f"{of['seed']}).\n\n"
-        f"{of['tried']} mutants at as many of {of['places']:,} places. Fast tests noticed {of['killed']}; "
-        f"the {len(of['survivors'])} others are judged below. {kinds['equivalent']} are equivalent: no test can notice "
-        f"them. Of the {real} that are not, the tests as they were noticed {real - missed}, "
-        f"{100 * (real - missed) / real:.0f} %; with 95 % confidence that is at least "
-        f"{100 * lower_bound(real - missed, real):.0f} % of all such mutants. Tests were added for the {missed} they "
-        "missed.\n\n" + tabulate(rows, ("place", "was", "became", "judgement"), tablefmt="github") + "\n"
+        str(kinds["equivalent"]),
+        f"{noticed} of {real}",
+        f"{100 * noticed / real:.1f} %",
+        f"{100 * lower_bound(noticed, real):.1f} %",
     )
+
+
+def _survivors(sample: dict[str, Any]) -> str:
+    rows = [
+        (one["place"], f"`{one['was']}`", f"`{one['became']}`", one["judgement"])
+        for one in sample["survivors"]
+    ]
+    table = tabulate(rows, ("place", "was", "became", "judgement"), tablefmt="github")
+    return "\n\n".join([f"## What was not noticed: {sample['when']}", *sample.get("notes", ()), table])
 
 
 def main() -> None:
@@ -120,12 +143,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("do", choices=("thin", "show", "page"))
-    parser.add_argument("session", type=Path, nargs="?")
+    parser.add_argument("session", type=Path, nargs="*")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--places", type=int, default=400)
     asked = parser.parse_args()
     if asked.do == "thin":
-        print(f"{thin(asked.session, asked.seed, asked.places)} places")
+        print(f"{thin(*asked.session, asked.seed, asked.places)} places")
     elif asked.do == "page":
         PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8", newline="\n")
     else:
