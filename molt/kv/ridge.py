@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 USE_MIN = 1e-30  # of a component that no target needs
+RIDGE_MIN = 1e-12  # of one that is raised from nothing
+RAISED_MAX = 12
 
 
 def solve(xx: Tensor, xy: Tensor, ridge: float) -> Tensor:
@@ -43,5 +45,16 @@ def solve_reduced(
 
 
 def _factor(xx: Tensor, ridge: float) -> Tensor:
-    xx.diagonal().add_(ridge * xx.diagonal().mean())
-    return torch.linalg.cholesky(xx)
+    """The lower factor of ``xx`` and its penalty.
+
+    Sums of products are rounded. With fewer rows than features that alone makes ``xx`` indefinite, and a ``ridge``
+    below the rounding does not help: then it is raised tenfold until one does. Raises ``ValueError`` if none does.
+    """
+    unit, penalty = float(xx.diagonal().mean()), 0.0
+    for _ in range(RAISED_MAX):
+        xx.diagonal().add_(unit * (ridge - penalty))
+        lower, failed = torch.linalg.cholesky_ex(xx)
+        if not failed:
+            return lower
+        penalty, ridge = ridge, max(10 * ridge, RIDGE_MIN)
+    raise ValueError("covariances that no penalty makes positive definite: not finite, or all of them 0")

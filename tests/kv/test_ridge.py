@@ -72,3 +72,24 @@ def test_more_targets_than_features_are_no_other_case(rows: tuple[torch.Tensor, 
     fitted = x @ solve(*covariances(x, y), 0.0) * importance
     lost = torch.linalg.svdvals(fitted)[2:].square().sum()
     torch.testing.assert_close((fitted - x @ encoder @ decoder * importance).square().sum(), lost)
+
+
+def test_a_penalty_below_the_rounding_of_the_sums_is_raised_until_one_can_solve() -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.randn(40, 60, generator=generator), torch.randn(40, 2, generator=generator)
+    xx, xy = (part.double() for part in covariances(x, y))  # products in float32, 40 rows for 60 features
+    assert (
+        torch.linalg.eigvalsh(xx)[0] < -1e-9 * xx.diagonal().mean()
+    )  # the control: rounding made it indefinite
+    weight = solve(xx.clone(), xy, 1e-10)
+    assert weight.isfinite().all()
+    assert (
+        x.double() @ weight - y
+    ).abs().max() < 0.01  # fewer rows than features: all of it can be explained
+    torch.testing.assert_close(solve(xx.clone(), xy, 0.0), solve(xx.clone(), xy, 1e-12), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("entry", [0.0, float("nan")])
+def test_what_no_penalty_helps_is_refused(entry: float) -> None:
+    with pytest.raises(ValueError, match="no penalty makes positive definite"):
+        solve(torch.full((3, 3), entry, dtype=torch.float64), torch.ones(3, 1, dtype=torch.float64), 1e-5)
