@@ -39,6 +39,7 @@ from realproc.run import (
     Contender,
     Setting,
     child_of,
+    coming_up,
     header_of,
     home_of,
     longest_step_ns,
@@ -143,10 +144,10 @@ class Witness:
         with self._news:
             self.tokens, self.is_finished = [], False
 
-    def wait(self, fulfilled: Callable[[Witness], bool], what: str, within_s: float = PATIENCE_S) -> None:
-        """Wait until something is so; ``VoidError`` if that takes too long."""
+    def wait(self, fulfilled: Callable[[Witness], bool], what: str, within_s: float | None = None) -> None:
+        """Wait until something is so; ``VoidError`` if that takes too long, ``PATIENCE_S`` by default."""
         with self._news:
-            if not self._news.wait_for(lambda: fulfilled(self), within_s):
+            if not self._news.wait_for(lambda: fulfilled(self), PATIENCE_S if within_s is None else within_s):
                 raise VoidError(f"waited in vain for {what}")
 
 
@@ -331,7 +332,8 @@ class Arm:
     def _live(self) -> None:
         """The thread that starts the engine, and stays with it."""
         try:
-            self._engine.start()
+            with coming_up(self._home):
+                self._engine.start()
             assert self._engine.pid is not None, "it was started"
             self._home.engine_is(self._engine.pid)
             self._warm.set()

@@ -6,14 +6,15 @@ and tables are those of the simulator; ``docs/real-processes.md`` says how a sce
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TextIO, TypeVar
 
 import typer
 
@@ -46,6 +47,7 @@ MAPPED = "hold_mapped"
 RATE_BYTES_PER_S = 50 * MIB
 MARGIN_BYTES, MARGIN_SHARE = 4 * MIB, 100
 MAPPED_HINT = " (weights that are to be mapped need their images: molt ladders fetch makes them)"
+LIMIT_HINT = " (its group was at its limit: Python, a tensor library and the weights do not fit below it)"
 SIGNAL = "poll-10ms"
 ALLOCATE_NS = 60 * 10**9
 READ_BYTES_MAX = 2**30
@@ -101,7 +103,7 @@ def contenders(run: Job, *, mapped: bool) -> list[Contender]:
 def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> list[dict[str, Any]]:
     """Run one contender, with a log in ``folder``; returns the violations.
 
-    Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped.
+    Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped, as when the disk is full.
     """
     with ExitStack() as stack:
         home = stack.enter_context(home_of(run, contender, setting))
@@ -109,7 +111,7 @@ def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> l
         stack.callback(engine.kill)
         bring_up(engine, run, home)
         stage = set_stage(run, setting, home, engine, stack)
-        sink = stack.enter_context((folder / FILE_NAME).open("w", encoding="utf-8", buffering=1))
+        sink = stack.enter_context(log_file(folder / FILE_NAME))
         log = SharedLog(sink, header_of(run, contender, setting))
         pulse = Pulse(longest_step_ns(run))
         world = LiveWorld(
@@ -118,6 +120,18 @@ def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> l
         )  # fmt: skip
         play(run, stage, world, log, pulse, setting.signal)
     return world.violations
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[TextIO]:
+    """A new log, written line by line; ``BreachError`` where the disk is full, whoever came upon it."""
+    try:
+        with path.open("w", encoding="utf-8", buffering=1) as sink:
+            yield sink
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise BreachError(f"{path}: {error.strerror}") from None
 
 
 def home_of(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Place]:
@@ -138,13 +152,21 @@ def bring_up(engine: SlowedEngine, run: Job, home: Place) -> None:
 
     ``InputError`` if it does not live through that.
     """
-    try:
+    with coming_up(home):
         engine.start()
         assert engine.pid is not None, "it was started"
         home.engine_is(engine.pid)
         warm_up(engine, run.spec.ladder)
+
+
+@contextmanager
+def coming_up(home: Place) -> Iterator[None]:
+    """``InputError`` if the engine process does not live through its start."""
+    try:
+        yield
     except EngineDied as death:
-        raise InputError(f"the engine process does not come up: {death.reason}{MAPPED_HINT}") from None
+        hint = LIMIT_HINT if home.counted().get("kills") else MAPPED_HINT
+        raise InputError(f"the engine process does not come up: {death.reason}{hint}") from None
 
 
 def set_stage(run: Job, setting: Setting, home: Place, engine: SlowedEngine, stack: ExitStack) -> Stage:
