@@ -65,7 +65,7 @@ class Form:
 
 
 QUICK = Form(steps=20_000, depth=5, alone=16, seeds=1000, worlds=200)
-FULL = Form(steps=1_000_000, depth=8, alone=60, seeds=10_000, worlds=2000)
+FULL = Form(steps=1_000_000, depth=7, alone=60, seeds=10_000, worlds=2000)
 
 
 # --- the rule machines ---
