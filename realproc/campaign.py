@@ -51,7 +51,7 @@ FIRST_TOKENS, TOKENS_STEP, TOKENS_SPAN = 4, 7, 23
 LEFT = "14MiB"
 ROOM_MS = 150
 """How long others can take memory until what the process needs is touched: more than most of its reactions take."""
-FLAT_OUT_BYTES_PER_S = {False: 2560 * MIB, True: 5120 * MIB}
+FLAT_OUT_BYTES_PER_S = {False: 2560 * MIB, True: 10240 * MIB}
 """How fast "flat out" is at most, in small pages and in huge ones."""
 
 

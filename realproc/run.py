@@ -36,6 +36,7 @@ from molt.yaml_file import nearest, show
 from realproc.attendant import Attendant, Due, SharedLog, Stage, visits
 from realproc.engine import SlowedEngine, warm_up, warm_up_bytes
 from realproc.guard import BreachError
+from realproc.lookout import LOOK_NS
 from realproc.place import Place, place
 from realproc.pressure import Allocator, AllocatorSpec, occupied
 from realproc.pulse import Pulse
@@ -211,9 +212,9 @@ def longest_step_ns(run: Job) -> int:
 def reaction(run: Job, pulse: Pulse) -> Callable[[], int]:
     """How far ahead a budget has to look while it falls: what is told must hold until the world can hear again.
 
-    That is to the next boundary, then every rung released; and whatever is begun on its word, at worst a stretch of a
-    switch. Steps of late tell how much slower than its profile the machine is, as others compute on it too.
-    The boundary counts twice: the step under way may be slower than those before.
+    That is to the next look, to the next boundary, then every rung released; and whatever is begun on its word, at
+    worst a stretch of a switch. Steps of late tell how much slower than its profile the machine is, as others compute
+    on it too. Boundary and stretch count twice: what is under way may be slower than what was before.
     """
     releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
     tokens = min(TYPICAL_CELLS, *(rung.max_positions for rung in run.spec.ladder.rungs))
@@ -223,7 +224,8 @@ def reaction(run: Job, pulse: Pulse) -> Callable[[], int]:
 
     def reaction_ns() -> int:
         boundary_ns = pulse.boundary_ns()
-        return 2 * boundary_ns + releases_ns + round(stretch_ns * max(1.0, boundary_ns / step_ns))
+        slower = max(1.0, boundary_ns / step_ns)
+        return LOOK_NS + 2 * boundary_ns + releases_ns + round(2 * stretch_ns * slower)
 
     return reaction_ns
 

@@ -16,6 +16,8 @@ from molt import log
 from molt.errors import InputError
 from realproc import run as r
 from realproc.control_groups import ControlGroups
+from realproc.lookout import LOOK_NS
+from realproc.pulse import Pulse
 from reports.schema import read_summary
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -153,3 +155,17 @@ def test_the_margin_is_a_share_where_budgets_are_large() -> None:
     assert r.Setting().margin_of(52 * 2**20) == 4 * 2**20
     assert r.Setting().margin_of(8500 * 2**20) == 85 * 2**20
     assert r.Setting(margin_bytes=7).margin_of(2**40) == 7
+
+
+def test_what_is_told_must_hold_until_the_world_can_hear_again(scenario: Path) -> None:
+    """A look of 10 ms and the releases take what they take; boundary and stretch of a switch count twice, and as much
+    longer as the last steps were than those of the profile."""
+    run, pulse = r.job.prepare(scenario), Pulse(1)
+    reaction_ns = r.reaction(run, pulse)
+    step_ns = max(costs.decode.ns(1, r.TYPICAL_CELLS) for costs in run.costs.rungs.values())
+    fixed_ns = LOOK_NS + sum(costs.release_ns for costs in run.costs.rungs.values())
+    pulse.boundary_ns = lambda: step_ns  # type: ignore[method-assign]
+    twice_ns = reaction_ns() - fixed_ns
+    assert twice_ns > 2 * step_ns
+    pulse.boundary_ns = lambda: 3 * step_ns  # type: ignore[method-assign]
+    assert reaction_ns() - fixed_ns == pytest.approx(3 * twice_ns, abs=2)
