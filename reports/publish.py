@@ -1,8 +1,9 @@
 """Publishes a run: its pages go to ``reports/published``, its main numbers into the README.
 
-``python -m reports.publish RUN`` after ``python -m sim.run scenarios/NAME.yaml --out RUN``. Nothing is typed: the pages
-are the run's own, with the command before them, and the table of the README is made from the published summary (a test
-compares the two).
+``python -m reports.publish RUN`` after ``python -m sim.run scenarios/NAME.yaml --out RUN``; those of a run with real
+processes (``python -m realproc.run``) go to ``reports/published/real``, and none into the README. Nothing is typed: the
+pages are the run's own, with the command before them, and the table of the README is made from the published summary (a
+test compares the two).
 """
 
 from __future__ import annotations
@@ -38,11 +39,14 @@ README_ROWS = (
 
 def publish(run: Path, published: Path = PUBLISHED) -> str:
     """Copy the pages of a run folder; returns the scenario's name."""
-    name = summary_of(run)["scenario"]
-    published.mkdir(exist_ok=True)
+    summary = summary_of(run)
+    name, module = summary["scenario"], "sim.run"
+    if any("real" in policy for policy in summary["policies"].values()):
+        published, module = published / "real", "realproc.run"
+    published.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "summary.json", published / f"{name}.json")
     shutil.copyfile(run / "report.html", published / f"{name}.html")
-    preface = f"Made by `{command(name)}`; the page with pictures is [{name}.html]({name}.html).\n\n"
+    preface = f"Made by `{command(name, module)}`; the page with pictures is [{name}.html]({name}.html).\n\n"
     page = (run / "report.md").read_text(encoding="utf-8")
     title, rest = page.split("\n\n", 1)
     (published / f"{name}.md").write_text(f"{title}\n\n{preface}{rest}", encoding="utf-8", newline="\n")
@@ -60,12 +64,12 @@ def summary_of(run: Path) -> dict[str, Any]:
     return summary
 
 
-def command(name: str) -> str:
+def command(name: str, module: str = "sim.run") -> str:
     """The command that makes the run of a scenario, which may lie in a folder of ``scenarios``."""
     files = (path for path in SCENARIOS.rglob("*.yaml") if path.parent.name != "ladders")
     path = next((path for path in files if f"\nname: {name}\n" in path.read_text(encoding="utf-8")), None)
     file = f"{name}.yaml" if path is None else path.relative_to(SCENARIOS).as_posix()
-    return f"python -m sim.run scenarios/{file}"
+    return f"python -m {module} scenarios/{file}"
 
 
 def readme_table(summary: Mapping[str, Any]) -> str:

@@ -19,14 +19,16 @@ def test_the_readme_has_the_published_numbers() -> None:
 
 
 def test_every_published_page_names_its_command_commit_machine_and_logs() -> None:
-    for page in PUBLISHED.glob("*.md"):
-        if "policies" not in json.loads(page.with_suffix(".json").read_text(encoding="utf-8")):
+    for summary in PUBLISHED.rglob("*.json"):
+        if "policies" not in json.loads(summary.read_text(encoding="utf-8")):
             continue  # no run of a scenario, but a table, a session or a proof, which have tests of their own
-        text = page.read_text(encoding="utf-8")
-        for word in (f"python -m sim.run scenarios/{page.stem}.yaml", "commit", "machine", "sha256", "seed"):
-            assert word in text, f"{page.name} does not name its {word}"
-        assert f"{page.stem}.html" in text
-        assert (PUBLISHED / f"{page.stem}.html").exists()
+        module = "realproc.run" if summary.parent.name == "real" else "sim.run"
+        text = summary.with_suffix(".md").read_text(encoding="utf-8")
+        command = f"python -m {module} scenarios/{summary.stem}.yaml"
+        for word in (command, "commit", "machine", "sha256", "seed"):
+            assert word in text, f"{summary.stem} does not name its {word}"
+        assert f"{summary.stem}.html" in text
+        assert summary.with_suffix(".html").exists()
 
 
 def test_publishing_copies_the_pages_of_a_run(run_dir: Path, tmp_path: Path) -> None:
@@ -35,6 +37,18 @@ def test_publishing_copies_the_pages_of_a_run(run_dir: Path, tmp_path: Path) -> 
     summary = json.loads((tmp_path / "published" / f"{name}.json").read_text(encoding="utf-8"))
     assert summary == json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     assert all(policy in readme_table(summary) for policy in summary["policies"])
+
+
+def test_a_run_with_real_processes_lies_beside_the_campaigns(run_dir: Path, tmp_path: Path) -> None:
+    """And does not take the place of the simulated run of the same scenario."""
+    log = run_dir / "molt" / "events.jsonl"
+    end = {"kind": "kernel", "seq": 10**6, "at_ns": 0}
+    log.write_text(log.read_text(encoding="utf-8") + json.dumps(end) + "\n", encoding="utf-8")
+    write_reports(run_dir)
+    name = publish(run_dir, tmp_path / "published")
+    assert [path.name for path in (tmp_path / "published").iterdir()] == ["real"]
+    page = (tmp_path / "published" / "real" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"`python -m realproc.run scenarios/{name}.yaml`" in page
 
 
 def test_without_a_run_it_says_how_it_is_used() -> None:
