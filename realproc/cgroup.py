@@ -111,13 +111,16 @@ class GroupV1:
         return _number(self.folder / "memory.limit_in_bytes")
 
     def set_limit(self, limit_bytes: int) -> None:
-        """The limit of memory with swap is kept equal: it may never be below, so the order depends."""
+        """The limit of memory with swap is kept equal: it may never be below, so the order depends. Where swap is not
+        counted, nothing of the group is swapped out."""
         files = [self.folder / "memory.limit_in_bytes", self.folder / "memory.memsw.limit_in_bytes"]
+        if not files[1].exists() and (swappiness := self.folder / "memory.swappiness").exists():
+            write(swappiness, "0")
         before = read_count(files[0])
         if before is not None and limit_bytes > before:
             files.reverse()
         for file in files:
-            if file.exists():  # without swap accounting there is no second
+            if file.exists():
                 write(file, str(limit_bytes))
 
     def read(self) -> Reading:

@@ -16,7 +16,8 @@ from realproc import cgroup, control_groups
 from realproc.cgroup import GroupV1, GroupV2, Reading
 from realproc.control_groups import ControlGroups
 from realproc.resident import MIB
-from tests.realproc.conftest import Fake
+from tests.realproc.conftest import FILES_V1, Fake
+from tests.realproc.trees import plant
 
 LIMIT_BYTES = 64 * MIB
 EXPECTED = Reading(
@@ -48,6 +49,17 @@ def test_swap_is_out_of_reach(fake: Fake, tmp_path: Path) -> None:
     assert int((v1.folder / "memory.memsw.limit_in_bytes").read_text()) == LIMIT_BYTES
     v2 = cgroup.make(fake("v2"), "run", LIMIT_BYTES)
     assert (v2.folder / "memory.swap.max").read_text() == "0"
+
+
+def test_swap_that_is_on_and_not_counted_is_not_used(tmp_path: Path) -> None:
+    """A kernel of v1 without the accounting: with swap, a process that holds would be written out and not killed."""
+    group = GroupV1(plant(tmp_path, FILES_V1, {"memory.swappiness": "60\n"}))
+    group.set_limit(LIMIT_BYTES)
+    assert (tmp_path / "memory.swappiness").read_text() == "60\n"
+    (tmp_path / "memory.memsw.limit_in_bytes").unlink()
+    group.set_limit(2 * LIMIT_BYTES)
+    assert (tmp_path / "memory.swappiness").read_text() == "0"
+    assert group.limit_bytes == 2 * LIMIT_BYTES
 
 
 def test_v1_wakes_at_what_it_is_asked_for(fake: Fake) -> None:
