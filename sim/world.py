@@ -136,7 +136,7 @@ class World(world.World):
         yield self._env.timeout(max(0, deadline_ns - self._now_ns))
         if self._deadline_ns == deadline_ns and self._alive:
             self._deadline_ns = None
-            self._tell(e.TimerFired(at_ns=self._now_ns))
+            self._tell(e.TimerFired(at_ns=deadline_ns))
 
     def _tell(self, event: e.AnyEvent) -> None:
         self._inbox.append(event)

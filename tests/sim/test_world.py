@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
 from hypothesis import given, settings
 
 from molt.core.events import TenantKind
+from molt.core.plan import Plan
+from molt.core.view import View
 from molt.plugins import make_policy
 from tests import small
 from tests.small import MIB, MS, S
@@ -12,6 +17,23 @@ from tests.strategies import worlds
 
 MOLT = make_policy("molt", {})
 HOLD = make_policy("hold", {})
+
+
+@dataclass(frozen=True, slots=True)
+class Waking:
+    """Holds, and wants to be woken at ``wake_ns`` when it is asked at ``asked_ns``."""
+
+    asked_ns: int
+    wake_ns: int
+
+    name: ClassVar[str] = "waking"
+    promises: ClassVar[frozenset[str]] = frozenset()
+    floor_cells: ClassVar[int] = 0
+
+    def decide(self, view: View) -> Plan:
+        """As hold decides."""
+        wanted = self.wake_ns if view.now_ns == self.asked_ns else None
+        return replace(HOLD.decide(view), revisit_ns=wanted)
 
 
 @settings(max_examples=60)
@@ -114,3 +136,11 @@ def test_overshoot_is_bounded_by_the_time_it_takes_to_react() -> None:
     assert over
     token_ns = small.COSTS.rungs["tier0"].decode.ns(1, 600)
     assert max(over) - 8 * S <= token_ns + small.COSTS.rungs["tier0"].release_ns
+
+
+def test_a_time_that_passed_while_nobody_looked_is_told_as_it_was() -> None:
+    """Regression: the budget changed within a stretch of a load, and a timer was wanted that was due before its end; it
+    was told as due at the end, which is not what the other worlds tell."""
+    falls_ns, due_ns = 410 * MS, 411 * MS
+    ran = small.simulate(Waking(falls_ns, due_ns), small.scenario([(0, 60 * MIB), (falls_ns, 59 * MIB)]))
+    assert [r["at_ns"] for r in ran.of("TimerFired")] == [due_ns]
