@@ -14,6 +14,7 @@ from molt.core.budget import cache_bytes, landed_bytes, peak_bytes, usage_bytes
 from molt.core.costs import CostModel
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.state import Phase, State, Tenant, after_decision
+from molt.core.turns import in_turn
 
 NATIVE_TOKENS = 16
 """The last tokens of a cache that a projected switch reads natively where a policy says nothing: what comes next leans
@@ -85,7 +86,7 @@ def outcome(state: State, plan: Plan, ladder: Ladder) -> State:
 def _changes(state: State, plan: Plan, ladder: Ladder) -> Iterator[d.AnyDecision]:
     grows: list[d.AnyDecision] = []
     needed = set(plan.keep)
-    for tenant in state.tenants.values():
+    for tenant in in_turn(state):  # so that the switch at work is given up before anybody's cache grows
         placement = plan.placements.get(tenant.name)
         needed |= _rungs_needed(tenant, placement)
         now: list[d.AnyDecision] = []

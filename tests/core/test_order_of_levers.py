@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from molt.core.events import TenantKind
 from molt.plugins import make_policy
-from tests import small
-from tests.small import LADDER, S
+from tests import rules, small
+from tests.bare import BareWorld, arrival
+from tests.small import COSTS, LADDER, MIB, MS, S
 
 
 def test_nobody_is_parked_for_a_person_who_waits_all_the_same() -> None:
@@ -23,3 +24,27 @@ def test_nobody_is_parked_for_a_person_who_waits_all_the_same() -> None:
     let_in = next(r for r in ran.of("Admit") if r["tenant"] == "second")
     assert [(r["tenant"], r["at_ns"]) for r in ran.of("Park")] == [("digest", done["at_ns"])]
     assert let_in["at_ns"] == done["at_ns"]
+
+
+def test_a_switch_at_work_is_given_up_before_anybody_grows() -> None:
+    """Regression: the budget fell during the switch of a person's cache, and all had to read again. Of two caches that
+    need more room for that, the one that came first got it while the transient of the switch was still held."""
+    world = BareWorld(make_policy("molt", {}), LADDER, COSTS)
+    world.post_budget(0, 60 * MIB)
+    for tenant in (
+        small.tenant("long", TenantKind.BATCH, prompt_tokens=1500, max_tokens=20),
+        small.tenant("short", TenantKind.BATCH, prompt_tokens=20, max_tokens=300),
+        small.tenant("chat", prompt_tokens=40, max_tokens=800, arrives_ns=15 * S),
+    ):
+        world.post(arrival(tenant))
+    world.run(18 * S)
+    world.post_budget(world.now_ns + 1, 27 * MIB)
+    while not any(world.switch_done_ns.values()):
+        world.live()
+    assert list(world.switch_done_ns) == ["chat"]
+    together = sum(LADDER.rungs[1].kv_bytes(t.full_capacity) for t in world.state.tenants.values())
+    world.post_budget(world.now_ns + 1, LADDER.rungs[1].resident_bytes + together)
+    world.run(world.now_ns + 100 * MS)
+    assert {t.target for t in world.state.tenants.values()} == {"tier1"}
+    assert not any(t.switching for t in world.state.tenants.values())
+    assert rules.nothing_grows_above_the_budget(world) is None
