@@ -13,7 +13,7 @@ from molt.kv.tables.drift import drift, journeys, tokens_needed
 from molt.kv.tables.handoff import all_recipes, check_gates, route_tables
 from molt.kv.tables.residuals import residuals
 from molt.kv.tables.result import RouteTable, Row, Step
-from molt.kv.tables.switch_cost import HEALING_STEPS, contexts, crossover, switch_cost
+from molt.kv.tables.switch_cost import contexts, crossover, switch_cost
 from molt.kv.transplant import Islands
 
 SETTINGS = Settings(documents=4, context=160, continuation=16)
@@ -253,7 +253,8 @@ def test_the_crossover_is_where_carrying_stays_faster() -> None:
 
 
 @pytest.mark.parametrize(("source", "dest"), [("tier0", "tier1"), ("tier1", "tier2")])
-def test_both_ways_are_timed_at_every_length(source: str, dest: str) -> None:
+def test_both_ways_are_timed_at_every_length(source: str, dest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("molt.kv.tables.switch_cost.HEALING_STEPS", 2)
     found: tuple[Route, ...] = routes(bench().spec, source, dest)
     ids = some_texts()[0].known
     made = switch_cost(bench(), found, SETTINGS, ids, command="", longest=300, repeats=2)
@@ -264,7 +265,7 @@ def test_both_ways_are_timed_at_every_length(source: str, dest: str) -> None:
     if source == "tier0":
         assert all(one.map_flops < one.carry_flops and one.map_ms > 0 for one in steps)  # type: ignore[operator]
         assert [one.tokens for one in made.routes[0].healing] == [32, 16, 8, 4, 2, 1]
-        assert all(one.context == 300 and one.n == HEALING_STEPS for one in made.routes[0].healing)
+        assert all(one.context == 300 and one.n == 2 for one in made.routes[0].healing)
     else:
         assert all(one.map_flops is one.map_ms is None for one in steps)
         assert made.routes[0].healing == []
