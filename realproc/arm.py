@@ -357,9 +357,9 @@ class Arm:
 
     def _end(self) -> None:
         if self._world is not None:
-            self._attendant.end("campaign over")
-            with contextlib.suppress(Exception):
-                self._attendant.leave()
+            for part in (lambda: self._attendant.end("campaign over"), self._attendant.leave):
+                with contextlib.suppress(Exception):  # it has been told, or is why this ends
+                    part()
         self._begin.set()
         self._thread.join()
 

@@ -124,9 +124,11 @@ class Attendant:
 
     def end(self, reason: str) -> None:
         """Stop the world; the last thing to be due."""
-        self._count()
-        self._is_over = True
-        self._world.stop(reason)
+        try:
+            self._count()
+        finally:
+            self._is_over = True
+            self._world.stop(reason)
 
     @property
     def held_max_bytes(self) -> int:

@@ -39,7 +39,7 @@ from realproc.engine import WarmEngine
 from realproc.nursery import Nursery, NurseryEngine
 from realproc.pressure import Manner
 from realproc.resident import MIB
-from realproc.run import SIGNAL, Setting, contenders, option
+from realproc.run import SIGNAL, Setting, breach_in_a_line, contenders, option, writing
 
 SCENARIO = Path(str(files("scenarios"))) / "real" / "campaign.yaml"
 RATES = (50 * MIB, 200 * MIB, 500 * MIB, None)
@@ -170,7 +170,7 @@ def command(
     run = job.prepare(scenario)
     done = done_before(out)
     numbers = [pair for pair in range(count) if pair not in done]
-    with ExitStack() as stack:
+    with breach_in_a_line(), writing(out), ExitStack() as stack:
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(out.open("a", encoding="utf-8", buffering=1))

@@ -126,13 +126,29 @@ def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> l
 @contextmanager
 def log_file(path: Path) -> Iterator[TextIO]:
     """A new log, written line by line; ``BreachError`` where the disk is full, whoever came upon it."""
+    with writing(path), path.open("w", encoding="utf-8", buffering=1) as sink:
+        yield sink
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """``BreachError`` where the disk is full, named after the file that is written all the time."""
     try:
-        with path.open("w", encoding="utf-8", buffering=1) as sink:
-            yield sink
+        yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise BreachError(f"{path}: {error.strerror}") from None
+
+
+@contextmanager
+def breach_in_a_line() -> Iterator[None]:
+    """A run that had to be stopped says so in one line, and ends the command with status 1."""
+    try:
+        yield
+    except BreachError as breach:
+        print(f"molt: stopped: {breach}", file=sys.stderr)
+        raise typer.Exit(1) from None
 
 
 def home_of(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Place]:
@@ -338,16 +354,14 @@ def command(
         print(f"{contender.name}: begins", file=sys.stderr)
         (folder / contender.name).mkdir()
         try:
-            violations += len(perform(run, contender, setting, folder / contender.name))
+            with breach_in_a_line():
+                violations += len(perform(run, contender, setting, folder / contender.name))
         except InputError as refusal:
             if contender.name != MAPPED or wanted:
                 raise
             print(f"{contender.name}: left out: {refusal}", file=sys.stderr)
             (folder / contender.name).rmdir()
             continue
-        except BreachError as breach:
-            print(f"molt: stopped: {breach}", file=sys.stderr)
-            raise typer.Exit(1) from None
         done.append(contender.name)
     summary = write_reports(folder, wall_s=time.perf_counter() - begin, policies=done)
     print(summary_json(summary) if json_output else text_table(summary))

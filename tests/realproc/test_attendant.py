@@ -233,9 +233,10 @@ def test_a_breach_stops_the_world_and_is_raised() -> None:
     scene.place.breach = "too little left"
     scene.world.until(lambda w: bool(w.stopped))
     assert scene.world.stopped == ["BreachError: too little left"]
-    for told in (scene.attendant.check, scene.attendant.leave):
+    for told in (scene.attendant.check, lambda: scene.attendant.end("over"), scene.attendant.leave):
         with pytest.raises(BreachError, match="too little left"):
             told()
+    assert scene.world.stopped[-1] == "over", "it is stopped all the same"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.errors import InputError
 from realproc import campaign as c
 from realproc.arm import Arm, Pressing, Trial, VoidError, fastest
+from realproc.guard import BreachError
 from realproc.pressure import SECOND_NS, Holding, Manner
 from realproc.resident import MIB
 from realproc.signals import MS_NS
@@ -115,3 +119,47 @@ def test_the_fastest_is_a_speed_that_was_reached(mib_per_s: int, gaps_ms: list[i
         assert fastest(reports) * 1000 == pytest.approx(mib_per_s * MIB * SECOND_NS / MS_NS, rel=1e-3)
     else:
         assert fastest(reports) == 0
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [
+        (BreachError("too little left"), "molt: stopped: too little left"),
+        (OSError(errno.ENOSPC, "No space left on device"), "molt: stopped: {out}: No space left on device"),
+    ],
+)
+def test_a_campaign_that_has_to_stop_says_so_in_a_line(
+    trouble: Exception,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And its processes are left as they would be otherwise."""
+    out, left = tmp_path / "pairs.jsonl", list[str]()
+
+    @contextmanager
+    def arms(*_: object) -> Iterator[c.Arms]:
+        try:
+            yield c.Arms(cast(Arm, None), cast(Arm, None), {})
+        finally:
+            left.append("all")
+
+    def pairs(*_: object) -> Iterator[dict[str, object]]:
+        raise trouble
+
+    monkeypatch.setattr(c, "_arms", arms)
+    monkeypatch.setattr(c, "pairs", pairs)
+    with pytest.raises(typer.Exit) as end:
+        c.command(
+            count=1,
+            out=out,
+            within=None,
+            left=c.LEFT,
+            scenario=c.SCENARIO,
+            signal="poll-10ms",
+            no_controls=True,
+        )
+    assert end.value.exit_code == 1
+    assert capsys.readouterr().err == line.format(out=out) + "\n"
+    assert left == ["all"]
