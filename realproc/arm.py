@@ -25,12 +25,13 @@ from pathlib import Path
 
 from molt.core import events as e
 from molt.job import Job
+from molt.live.remote import ChildSpec
 from molt.live.world import Heard, LiveWorld
 from molt.units import show_size
 from realproc.attendant import Attendant, SharedLog
 from realproc.budget import QUANTUM_BYTES
+from realproc.engine import WarmEngine
 from realproc.guard import BreachError
-from realproc.nursery import Nursery, NurseryEngine
 from realproc.pressure import SECOND_NS, Allocator, AllocatorSpec, Holding, Manner
 from realproc.pulse import Pulse
 from realproc.resident import MIB
@@ -41,6 +42,7 @@ from realproc.run import (
     header_of,
     home_of,
     longest_step_ns,
+    most_bytes,
     reaction,
     set_stage,
 )
@@ -50,6 +52,8 @@ from reports.real import reliefs
 from reports.run import Run
 
 SPAN_NS = 5 * MS_NS
+PAGES_A_TABLE = 512
+"""For so many small pages, or for the huge one in their place, the kernel keeps another as their table."""
 LOOK_S = 0.002
 PATIENCE_S = 60.0
 """How long anything of a trial may take before the trial is void."""
@@ -63,10 +67,12 @@ class VoidError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pressing:
-    """What is done to the process: after ``tokens`` of its answer, others take memory until ``left_bytes`` are left."""
+    """What is done to the process: after ``tokens`` of its answer, others take memory until ``left_bytes`` are left of
+    the ``room_bytes`` that it had when it was asked."""
 
     manner: Manner
     tokens: int
+    room_bytes: int
     left_bytes: int
 
 
@@ -147,9 +153,16 @@ class Witness:
 class Arm:
     """A policy under trial. Enter it in the main thread, try it, leave it."""
 
-    def __init__(self, run: Job, contender: Contender, setting: Setting, nursery: Nursery, raw: Path) -> None:
+    def __init__(
+        self,
+        run: Job,
+        contender: Contender,
+        setting: Setting,
+        engine_of: Callable[[ChildSpec], WarmEngine],
+        raw: Path,
+    ) -> None:
         """Everybody asks as the first tenant of the scenario does. ``raw`` is where the records of all trials go."""
-        self._nursery = nursery
+        self._engine_of = engine_of
         self._run, self._contender, self._setting, self._raw = run, contender, setting, raw
         self._tenant = run.scenario.tenants[0]
         self._pulse = Pulse(longest_step_ns(run))
@@ -179,12 +192,15 @@ class Arm:
         begin_s, stage, witness = time.monotonic(), self._stage, self._witness
         try:
             self._come_to_rest()
+            self._give_room(pressing.room_bytes)
             self._forget()
             kills, pid = self._kills(), stage.engine.pid
             self._world_of().ask(tenant, self._tenant.kind, self._tenant.request)
             witness.wait(lambda w: len(w.tokens) >= pressing.tokens, "the first tokens")
-            taken_bytes = (stage.budget_bytes - pressing.left_bytes) // MIB * MIB
-            reports = self._press(taken_bytes, pressing)
+            self._attendant.heard.clear()
+            self._take(self._all_but(pressing.left_bytes), pressing.manner)
+            self._see_it_end()
+            reports = list(self._attendant.heard)
             killed = self._kills() - kills
             trial = Trial(
                 kills=killed,
@@ -203,19 +219,17 @@ class Arm:
         finally:
             stage.allocator.hold(0)
             self._world_of().leave(tenant)
+            self._attendant.resize(self._full_bytes)
 
     # -- a trial
 
     def _come_to_rest(self) -> None:
-        """The engine is there, nobody takes anything, and the process has been told so; others are there too."""
+        """The engine is there, and so are others, who take nothing."""
         if not self._stage.allocator.alive:  # the kernel may have taken it beside the engine
             spec = AllocatorSpec(group=self._home.folder)
             self._stage.allocator = self._stack.enter_context(Allocator(spec))
-        full_bytes = self._stage.budget_bytes - 2 * QUANTUM_BYTES
-        self._witness.wait(
-            lambda w: w.is_up and w.budget_bytes >= full_bytes, "an engine with all its memory"
-        )
-        self._check()
+        self._witness.wait(lambda w: w.is_up, "an engine")
+        self._until(lambda: self._attendant.taken_bytes == 0, "others to give back what they took")
 
     def _forget(self) -> None:
         """Counters and records begin anew with the trial."""
@@ -224,23 +238,45 @@ class Arm:
         self._stage.place.forget_peak()
         self._log.take(self._records)
 
-    def _press(self, taken_bytes: int, pressing: Pressing) -> list[Holding]:
-        """Have others take memory until the process is dead, or they have it and the answer is complete."""
-        allocator, witness = self._stage.allocator, self._witness
-        self._attendant.heard.clear()
-        allocator.hold(taken_bytes, pressing.manner)
+    def _give_room(self, room_bytes: int) -> None:
+        """The limit leaves the process so much, and it has been told."""
+        self._attendant.resize(room_bytes)
+        self._witness.wait(
+            lambda w: abs(w.budget_bytes - room_bytes) <= 2 * QUANTUM_BYTES,
+            f"room of {show_size(room_bytes)}",
+        )
+
+    def _all_but(self, left_bytes: int) -> int:
+        """What others have to take so that so much is left beside them and the kernel's tables of their pages."""
+        others_bytes = self._stage.budget_bytes - left_bytes
+        return others_bytes * PAGES_A_TABLE // (PAGES_A_TABLE + 1) // MIB * MIB
+
+    def _take(self, taken_bytes: int, manner: Manner) -> None:
+        """Have others take memory until they have so much, or the process is dead."""
+        self._stage.allocator.hold(taken_bytes, manner)
+        self._until(
+            lambda: not self._witness.is_up or self._attendant.taken_bytes >= taken_bytes,
+            f"others to take {show_size(taken_bytes)}",
+        )
+
+    def _until(self, fulfilled: Callable[[], bool], what: str) -> None:
+        """Look every while whether something is so; ``VoidError`` if that takes too long."""
         until_s = time.monotonic() + PATIENCE_S
-        while witness.is_up and self._attendant.taken_bytes < taken_bytes:
+        while not fulfilled():
             self._check()
             if time.monotonic() > until_s:
-                raise VoidError(f"others did not get their {show_size(taken_bytes)}")
+                raise VoidError(f"waited in vain for {what}")
             time.sleep(LOOK_S)
+        self._check()
+
+    def _see_it_end(self) -> None:
+        """Others have what they wanted: wait until the process is dead or the answer complete."""
+        witness = self._witness
         if witness.is_up:
             with contextlib.suppress(VoidError):  # nobody died: that is what is to be seen
                 witness.wait(lambda w: not w.is_up, "a kill", AFTER_S)
         if witness.is_up:
             witness.wait(lambda w: w.is_finished or not w.is_up, "the end of the answer")
-        return list(self._attendant.heard)
 
     def _reliefs(self) -> tuple[Part, ...]:
         """Of the records of this trial, which go to the file of raw records."""
@@ -272,18 +308,14 @@ class Arm:
     def _set_up(self) -> None:
         run, setting = self._run, self._setting
         self._home = self._stack.enter_context(home_of(run, self._contender, setting))
-        self._engine = NurseryEngine(
-            child_of(run, self._contender, setting, self._home),
-            setting.slowdown,
-            self._nursery,
-            run.spec.ladder,
-        )
+        self._engine = self._engine_of(child_of(run, self._contender, setting, self._home))
         self._thread = threading.Thread(target=self._live, name=self._contender.name, daemon=True)
         self._stack.callback(self._end)
         self._thread.start()
         self._warm.wait()
         if self._failure is not None:
             raise self._failure
+        self._full_bytes = most_bytes(run)
         self._stage = set_stage(run, setting, self._home, self._engine, self._stack)
         self._log = SharedLog(self._records, header_of(run, self._contender, setting))
         self._world = LiveWorld(

@@ -138,6 +138,16 @@ class Attendant:
         """What the allocator holds, by its last report."""
         return self._taken_bytes
 
+    def resize(self, budget_bytes: int) -> None:
+        """From now on the limit leaves the engine so much, and nobody takes any of it; whatever the signal, it is told.
+
+        What is held must fit.
+        """
+        stage = self._stage
+        stage.share, stage.budget_bytes = stage.place.resize(stage.share, budget_bytes), budget_bytes
+        self._teller = Teller(stage.share, budget_bytes)
+        self._world.budget(budget_bytes)
+
     def forget_held(self) -> None:
         """``held_max_bytes`` begins anew."""
         self._held_max_bytes = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -45,6 +45,10 @@ class Share:
     def budget_bytes(self, others_bytes: int) -> int:
         """What is left for weights and caches beside what others use; not below nothing."""
         return max(0, self.limit_bytes - self.margin_bytes - self.base_bytes - others_bytes)
+
+    def of(self, budget_bytes: int) -> Share:
+        """The same with another limit, which leaves the engine so much while nobody else uses anything."""
+        return replace(self, limit_bytes=self.base_bytes + budget_bytes + self.margin_bytes)
 
     @property
     def line_bytes(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -35,7 +35,8 @@ from molt.live.remote import ChildSpec
 from molt.log import plain
 from molt.units import parse_duration, parse_size
 from realproc.arm import Arm, Pressing, Trial, VoidError
-from realproc.nursery import Nursery
+from realproc.engine import WarmEngine
+from realproc.nursery import Nursery, NurseryEngine
 from realproc.pressure import Manner
 from realproc.resident import MIB
 from realproc.run import SIGNAL, Setting, contenders, option
@@ -44,16 +45,38 @@ SCENARIO = Path(str(files("scenarios"))) / "real" / "campaign.yaml"
 RATES = (50 * MIB, 200 * MIB, 500 * MIB, None)
 PAGES = (False, True)
 LATE_SIGNALS = ("psi", "vmpressure-critical", "vmpressure-low")
-CONTROL_EVERY = 5
+CONTROL_EVERY = 9
 FIRST_TOKENS, TOKENS_STEP, TOKENS_SPAN = 4, 7, 23
 """Pressure begins after 4 to 26 tokens, in an order that visits all."""
 LEFT = "14MiB"
+ROOM_MS = 150
+"""How long others can take memory until what the process needs is touched: more than most of its reactions take."""
+FLAT_OUT_BYTES_PER_S = {False: 2560 * MIB, True: 5120 * MIB}
+"""How fast "flat out" is at most, in small pages and in huge ones."""
 
 
-def pressing_of(pair: int, left_bytes: int) -> Pressing:
-    """What is done to both processes of a pair. Eight pairs in a row have every rate with both kinds of pages."""
+RENEWED_AFTER = 200
+"""Pairs after which all processes are new: one that lives on comes to hold a MiB more at rest than when it was limited,
+and this is about them as they were then."""
+MARGIN_BYTES, MARGIN_SHARE = 8 * MIB, 100
+"""What is kept free below the limit: so much, or a hundredth of what the process needs where that is more."""
+
+
+def need_bytes(run: Job) -> int:
+    """What a process needs to answer on its largest rung."""
+    largest, request = run.spec.ladder.rungs[0], run.scenario.tenants[0].request
+    return largest.resident_bytes + largest.kv_bytes(len(request.prompt_ids) + request.max_tokens)
+
+
+def pressing_of(pair: int, needed_bytes: int, left_bytes: int) -> Pressing:
+    """What is done to both processes of a pair. Eight pairs in a row have every rate with both kinds of pages.
+
+    Beside ``needed_bytes`` the process has as much room as is taken in ``ROOM_MS``.
+    """
     manner = Manner(RATES[pair % len(RATES)], PAGES[pair // len(RATES) % len(PAGES)])
-    return Pressing(manner, FIRST_TOKENS + pair * TOKENS_STEP % TOKENS_SPAN, left_bytes)
+    rate = manner.rate_bytes_per_s or FLAT_OUT_BYTES_PER_S[manner.huge]
+    room_bytes = needed_bytes + rate * ROOM_MS // 1000
+    return Pressing(manner, FIRST_TOKENS + pair * TOKENS_STEP % TOKENS_SPAN, room_bytes, left_bytes)
 
 
 def control_of(pair: int) -> str | None:
@@ -93,15 +116,16 @@ class Arms:
     controls: Mapping[str, Arm]
 
 
-def pairs(arms: Arms, numbers: Iterator[int], left_bytes: int) -> Iterator[dict[str, Any]]:
+def pairs(arms: Arms, numbers: Iterator[int], needed_bytes: int, left_bytes: int) -> Iterator[dict[str, Any]]:
     """Perform pairs; each as it stands in the file."""
     for pair in numbers:
-        pressing, control = pressing_of(pair, left_bytes), control_of(pair)
+        pressing, control = pressing_of(pair, needed_bytes, left_bytes), control_of(pair)
         row: dict[str, Any] = {
             "pair": pair,
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             **plain(pressing.manner),
             "tokens": pressing.tokens,
+            "room_bytes": pressing.room_bytes,
             "left_bytes": left_bytes,
         }
         try:
@@ -153,12 +177,14 @@ def command(
             progress = stack.enter_context(out.with_suffix(".log").open("a", encoding="utf-8", buffering=1))
         except OSError as error:
             raise InputError(f"{out}: {error.strerror}") from None
-        arms = stack.enter_context(_arms(run, signal, not no_controls, out))
         file.write(json.dumps(_session(run, signal, left_bytes)) + "\n")
         wanted = itertools.takewhile(lambda pair: time.monotonic() < until_s, numbers)
-        for row in pairs(arms, wanted, left_bytes):
-            file.write(json.dumps(row, sort_keys=True) + "\n")
-            _tell(progress, row, count)
+        for pair in wanted:
+            some = itertools.chain([pair], itertools.islice(wanted, RENEWED_AFTER - 1))
+            with _arms(run, signal, not no_controls, out) as arms:
+                for row in pairs(arms, some, need_bytes(run), left_bytes):
+                    file.write(json.dumps(row, sort_keys=True) + "\n")
+                    _tell(progress, row, count)
 
 
 @contextmanager
@@ -168,20 +194,35 @@ def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arm
     for name in ("hold", "molt"):
         if name not in by_name:
             raise InputError(f"{run.scenario.name}: policies: a campaign needs {name}")
-    setting = Setting(signal=signal, threads=1)  # two would wait for each other where others compute too
+    ladder = run.spec.ladder
+    setting = Setting(
+        signal=signal,
+        margin_bytes=max(MARGIN_BYTES, need_bytes(run) // MARGIN_SHARE),
+        threads=1,  # two would wait for each other where others compute too
+    )
     with ExitStack() as stack:
-        nursery = Nursery(ChildSpec(run.spec.ladder.name, threads=setting.threads).environment())
+        nursery = Nursery(ChildSpec(ladder.name, threads=setting.threads).environment())
         stack.callback(nursery.close)
 
-        def arm(name: str, called: str, setting: Setting) -> Arm:
+        def arm(
+            name: str, called: str, setting: Setting, engine_of: Callable[[ChildSpec], WarmEngine]
+        ) -> Arm:
             raw = out.with_name(f"{out.stem}-{called}.events.jsonl")
-            return stack.enter_context(Arm(run, by_name[name], setting, nursery, raw))
+            return stack.enter_context(Arm(run, by_name[name], setting, engine_of, raw))
+
+        def forked(spec: ChildSpec) -> WarmEngine:
+            return NurseryEngine(spec, ladder, nursery)
+
+        def lasting(spec: ChildSpec) -> WarmEngine:
+            return WarmEngine(spec, ladder)
 
         late = LATE_SIGNALS if with_controls else ()
         yield Arms(
-            hold=arm("hold", "hold", setting),
-            molt=arm("molt", "molt", setting),
-            controls={signal: arm("molt", signal, replace(setting, signal=signal)) for signal in late},
+            hold=arm("hold", "hold", setting, forked),
+            molt=arm("molt", "molt", setting, lasting),
+            controls={
+                signal: arm("molt", signal, replace(setting, signal=signal), lasting) for signal in late
+            },
         )
 
 

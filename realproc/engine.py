@@ -54,6 +54,20 @@ class SlowedEngine(RemoteEngine):
         return reply
 
 
+class WarmEngine(SlowedEngine):
+    """An engine that is warmed up whenever it comes up, so that it holds the same at rest after a kill as before."""
+
+    def __init__(self, spec: ChildSpec, ladder: Ladder, slowdown: float = 1.0) -> None:
+        super().__init__(spec, slowdown)
+        self._ladder = ladder
+
+    def start(self) -> None:
+        is_new = self.pid is None
+        super().start()
+        if is_new:
+            warm_up(self, self._ladder)
+
+
 def computed_ns(pid: int | None) -> int:
     """What the main thread of a process has computed; where the system does not tell, the time of now."""
     text = read_text(Path(f"/proc/{pid}/schedstat"))

@@ -6,6 +6,8 @@ allocates is counted there: its weights, caches and scratch, and every inherited
 
 Rules of this module:
 
+- It is for engines that are killed soon. One that lives on is charged for what it inherited and writes to late, page by
+  page, and its part of the group grows with no book having it.
 - Nothing is ever computed in the nursery, so that no thread of a tensor library is there to be lost in a fork.
 - It ends when its supervisor has gone; its children are tied to it as any engine is to its parent.
 - One JSON object a message over a socket: orders with the pipes of a child, births and deaths back.
@@ -35,7 +37,7 @@ from molt.engine.protocol import EngineDied
 from molt.errors import InputError
 from molt.live import lifeline
 from molt.live.remote import ChildSpec
-from realproc.engine import SlowedEngine, warm_up
+from realproc.engine import WarmEngine
 
 MESSAGE_BYTES = 1 << 16
 LOOK_S = 0.02
@@ -150,18 +152,12 @@ class Nursery:
         return said
 
 
-class NurseryEngine(SlowedEngine):
-    """An engine whose process comes from a nursery, and is warmed up whenever it comes up."""
+class NurseryEngine(WarmEngine):
+    """An engine whose process comes from a nursery."""
 
-    def __init__(self, spec: ChildSpec, slowdown: float, nursery: Nursery, ladder: Ladder) -> None:
-        super().__init__(spec, slowdown)
-        self._nursery, self._to_warm = nursery, ladder
-
-    def start(self) -> None:
-        is_new = self.pid is None
-        super().start()
-        if is_new:
-            warm_up(self, self._to_warm)
+    def __init__(self, spec: ChildSpec, ladder: Ladder, nursery: Nursery) -> None:
+        super().__init__(spec, ladder)
+        self._nursery = nursery
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         return self._nursery.bring_up(self._spec.arguments()[3:])  # type: ignore[return-value]  # no python -m

@@ -42,6 +42,9 @@ class Place(Protocol):
     def settle(self, budget_bytes: int, margin_bytes: int, pid: int) -> Share:
         """The engine process is warm and at rest: set the limit so that ``budget_bytes`` are left to it; divide it."""
 
+    def resize(self, share: Share, budget_bytes: int) -> Share:
+        """Set another limit, so that ``budget_bytes`` are left to the engine, whose base is what it was."""
+
     def vigil(self, signal: str, share: Share, reaction_ns: int) -> Vigil:
         """What wakes when memory gets short; ``InputError`` if there is no such signal here."""
 
@@ -81,6 +84,11 @@ class LimitedPlace:
         self._group.forget_peak()
         self._stalled_before = stalls()
         return share
+
+    def resize(self, share: Share, budget_bytes: int) -> Share:
+        resized = share.of(budget_bytes)
+        self._group.set_limit(resized.limit_bytes)
+        return resized
 
     def vigil(self, signal: str, share: Share, reaction_ns: int) -> Vigil:
         ahead_bytes = FASTEST_BYTES_PER_S * (reaction_ns + LOOK_NS) // SECOND_NS
@@ -122,6 +130,9 @@ class OpenPlace:
     def settle(self, budget_bytes: int, margin_bytes: int, pid: int) -> Share:
         base_bytes = anonymous_bytes(pid)
         return Share(base_bytes + budget_bytes + margin_bytes, base_bytes, margin_bytes)
+
+    def resize(self, share: Share, budget_bytes: int) -> Share:
+        return share.of(budget_bytes)
 
     def vigil(self, signal: str, share: Share, reaction_ns: int) -> Vigil:
         return Vigil(Interval(), observe_nothing)

@@ -39,20 +39,22 @@ class Scripted:
 
 def rows(hold: Scripted, molt: Scripted, numbers: Iterable[int], **controls: Scripted) -> list[dict]:  # type: ignore[type-arg]
     arms = c.Arms(cast(Arm, hold), cast(Arm, molt), cast("dict[str, Arm]", controls))
-    return list(c.pairs(arms, iter(numbers), 14 * MIB))
+    return list(c.pairs(arms, iter(numbers), 40 * MIB, 14 * MIB))
 
 
 @given(st.integers(0, 10**6))
 def test_eight_pairs_in_a_row_have_every_pressure(pair: int) -> None:
-    manners = {c.pressing_of(pair + i, MIB).manner for i in range(8)}
+    manners = {c.pressing_of(pair + i, MIB, MIB).manner for i in range(8)}
     assert manners == {Manner(rate, huge) for rate in c.RATES for huge in c.PAGES}
-    assert 4 <= c.pressing_of(pair, MIB).tokens <= 26
+    assert 4 <= c.pressing_of(pair, MIB, MIB).tokens <= 26
 
 
 def test_controls_go_round_by_everything() -> None:
-    """In 120 pairs every late signal is tried under every pressure."""
+    """In 216 pairs every late signal is tried under every pressure."""
     tried = {
-        (c.control_of(pair), c.pressing_of(pair, MIB).manner) for pair in range(120) if c.control_of(pair)
+        (c.control_of(pair), c.pressing_of(pair, MIB, MIB).manner)
+        for pair in range(216)
+        if c.control_of(pair)
     }
     assert len(tried) == len(c.LATE_SIGNALS) * len(c.RATES) * len(c.PAGES)
 
@@ -60,7 +62,7 @@ def test_controls_go_round_by_everything() -> None:
 def test_both_are_pressed_alike() -> None:
     hold, molt = Scripted(KILLED), Scripted(FINE)
     (row,) = rows(hold, molt, [3])
-    assert hold.pressed == molt.pressed == [c.pressing_of(3, 14 * MIB)]
+    assert hold.pressed == molt.pressed == [c.pressing_of(3, 40 * MIB, 14 * MIB)]
     assert (row["pair"], row["void"], row["hold"]["victim"], row["molt"]["kills"]) == (3, None, 4242, 0)
     json.dumps(row)
 

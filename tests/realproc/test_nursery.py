@@ -26,7 +26,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def engine(nursery: Nursery, ladder: str = "pico") -> NurseryEngine:
-    return NurseryEngine(ChildSpec(ladder, engine="modelled", threads=1), 1.0, nursery, LADDER)
+    return NurseryEngine(ChildSpec(ladder, engine="modelled", threads=1), LADDER, nursery)
 
 
 def test_a_forked_engine_answers_and_dies(nursery: Nursery) -> None:
