@@ -80,11 +80,14 @@ class Pressing:
 @dataclass(frozen=True, slots=True)
 class Part:
     """A release of weights in a trial: the wait for the signal (from when memory was short; ``None``: it never was),
-    for the boundary and for the release; and what was in use when the process was told."""
+    for the boundary and for the release; what loading the smaller rung and carrying the cache there took then; and what
+    was in use when the process was told."""
 
     signal_ns: int | None
     boundary_ns: int
     release_ns: int
+    load_ns: int | None
+    transplant_ns: int | None
     held_bytes: int | None
 
 
@@ -291,6 +294,8 @@ class Arm:
                 signal_ns=None if relief.short_ns is None else relief.told_ns - relief.short_ns,
                 boundary_ns=relief.heard_ns - relief.told_ns,
                 release_ns=relief.released_ns - relief.heard_ns,
+                load_ns=relief.load_ns,
+                transplant_ns=relief.transplant_ns,
                 held_bytes=held.get(relief.budget_bytes),
             )
             for relief in reliefs(Run({}, records))

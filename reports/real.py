@@ -12,11 +12,13 @@ Rules of this module:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from reports.metrics import NS_PER_MS, nearest_rank
+from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
 from reports.run import Record, Run
 
 Spread = dict[str, float | None]
@@ -80,6 +82,20 @@ def stalled_ms(run: Run) -> float | None:
     return None if stalled_ns is None else stalled_ns / NS_PER_MS
 
 
+# --- how fast it answered ------------------------------------------------------------------------------------
+
+
+def tokens_per_s_before(run: Run) -> float | None:
+    """Tokens per second of an answer while other programs held no more than when the first token came: the time
+    between two tokens, pauses included. ``None``: it produced none then."""
+    return _speeds(run)[False]
+
+
+def tokens_per_s_under_pressure(run: Run) -> float | None:
+    """Tokens per second of an answer while other programs held more than when the first token came, likewise."""
+    return _speeds(run)[True]
+
+
 # --- how long relief took -----------------------------------------------------------------------------------
 
 
@@ -139,7 +155,8 @@ REAL_METRICS: dict[str, Callable[[Run], Any]] = {
     metric.__name__: metric
     for metric in (
         kernel_kills, victims, kernel_peak_bytes, kernel_room_bytes_min, over_line_bytes_max, own_peak_bytes,
-        major_faults, stalled_ms, signal_ms, boundary_ms, release_ms, told_to_relief_ms, load_ms, transplant_ms,
+        major_faults, stalled_ms, tokens_per_s_before, tokens_per_s_under_pressure,
+        signal_ms, boundary_ms, release_ms, told_to_relief_ms, load_ms, transplant_ms,
     )
 }  # fmt: skip
 """Every number of a run with real processes by its key, in the order of ``summary.json``."""
@@ -159,6 +176,35 @@ def _records(run: Run, *kinds: str) -> Iterator[Record]:
 
 def _last(run: Run, key: str) -> Any:
     return next((r[key] for r in reversed(run.records) if r.get("kind") == "kernel" and key in r), None)
+
+
+def _speeds(run: Run) -> dict[bool, float | None]:
+    """Tokens per second by whether others pressed. A time between two tokens may have parts of both kinds; the token at
+    its end counts where it came."""
+    gaps = [gap for attempt in run.attempts for gap in pairwise(token.at_ns for token in attempt.tokens)]
+    first_ns = min((begin_ns for begin_ns, _ in gaps), default=0)
+    states = list(_pressed(run, first_ns))
+    tokens, times_ns = Counter[bool](), Counter[bool]()
+    for begin_ns, end_ns in gaps:
+        tokens[next(pressed for pressed, _, until_ns in states if end_ns <= until_ns)] += 1
+        for pressed, since_ns, until_ns in states:
+            times_ns[pressed] += max(0, min(end_ns, until_ns) - max(begin_ns, since_ns))
+    return {
+        pressed: tokens[pressed] * NS_PER_S / times_ns[pressed] if times_ns[pressed] else None
+        for pressed in (False, True)
+    }
+
+
+def _pressed(run: Run, first_ns: int) -> Iterator[tuple[bool, int, int]]:
+    """Whether others held more than at ``first_ns``, since when and until when; the last one does not end."""
+    taken = sorted((record["at_ns"], record["taken_bytes"]) for record in _records(run, "pressure"))
+    usual_bytes = [0, *(size for at_ns, size in taken if at_ns <= first_ns)][-1]
+    pressed, since_ns = False, 0
+    for at_ns, size in taken:
+        if (size > usual_bytes) != pressed:
+            yield pressed, since_ns, at_ns
+            pressed, since_ns = not pressed, at_ns
+    yield pressed, since_ns, max(run.end_ns, since_ns)
 
 
 def _spread(durations_ns: Iterable[int]) -> Spread:

@@ -73,6 +73,8 @@ class RealSummary(Strict):
     own_peak_bytes: int | None
     major_faults: int | None
     stalled_ms: float | None
+    tokens_per_s_before: float | None
+    tokens_per_s_under_pressure: float | None
     signal_ms: Spread
     boundary_ms: Spread
     release_ms: Spread

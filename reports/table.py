@@ -141,6 +141,8 @@ _REAL_LINES: tuple[Line, ...] = (
     ("Kernel", "peak of the engine, beyond rest", _real(lambda r: show.size(r["own_peak_bytes"]))),
     ("Kernel", "major faults", _real(lambda r: show.number(r["major_faults"]))),
     ("Kernel", "stalled on memory", _real(lambda r: show.span(r["stalled_ms"]))),
+    ("Speed", "tokens/s before pressure", _real(lambda r: show.decimal(r["tokens_per_s_before"]))),
+    ("Speed", "tokens/s under pressure", _real(lambda r: show.decimal(r["tokens_per_s_under_pressure"]))),
     ("Relief", "signal p50 / p99", _spread("signal_ms")),
     ("Relief", "token boundary p50 / p99", _spread("boundary_ms")),
     ("Relief", "release p50 / p99", _spread("release_ms")),

@@ -25,13 +25,16 @@ def trial(kills: int = 0, *, over_mib: int = -5, room_mib: int = 10, reaction_ms
     return {
         "kills": kills,
         "line_bytes": 200 * MIB,
-        "peak_bytes": (200 + over_mib) * MIB,
+        "peak_bytes": 210 * MIB,
+        "over_line_bytes": over_mib * MIB,
         "fastest_bytes_per_s": 100 * MIB,
         "reliefs": [
             {
                 "signal_ns": None,
                 "boundary_ns": (reaction_ms - 10) * 10**6,
                 "release_ns": 10 * 10**6,
+                "load_ns": 20 * 10**6,
+                "transplant_ns": None,
                 "held_bytes": (200 - room_mib) * MIB,
             }
         ],
@@ -66,6 +69,8 @@ def test_the_written_bound() -> None:
     assert not c.is_miss(trial(over_mib=1, room_mib=4))
     assert c.is_miss(trial(kills=1))
     assert c.bound_bytes({**trial(), "reliefs": []}) is None
+    assert c.is_miss(trial(), c.peak_overshoot_bytes), "the kernel's peak has more in it"
+    assert not c.is_miss({**trial(), "peak_bytes": None}, c.peak_overshoot_bytes)
 
 
 def test_void_pairs_do_not_count() -> None:
@@ -91,7 +96,18 @@ def test_latencies_are_those_of_the_first_release() -> None:
     twice["reliefs"] = [*twice["reliefs"], {**twice["reliefs"][0], "boundary_ns": 10**9}]
     found = campaign(row(0, twice))
     assert c.latencies_ms(found.valid, "boundary") == [30.0]
+    assert c.latencies_ms(found.valid, "load") == [20.0]
     assert c.latencies_ms(found.valid, "signal") == []
+    parts = [line.split("|")[1].strip() for line in c.relief_table(found).splitlines()[2:]]
+    assert parts == ["boundary", "release", "load"], "what there was nothing of has no line"
+
+
+def test_the_page_says_how_much_room_there_was() -> None:
+    old, new = row(0, trial()), row(1, trial(), room_bytes=40 * MIB)
+    assert "others leave 14MiB\n" in c.page(campaign(old), "x", "molt real campaign")
+    assert "others leave 14MiB of 40MiB to 40MiB, by the rate\n" in c.page(
+        campaign(old, new), "x", "molt real campaign"
+    )
 
 
 def test_misses_are_shown() -> None:

@@ -29,8 +29,8 @@ def relieved(*, told: int = 308, short: bool = True) -> Story:
         Story()
         .record("kernel", 0, peak_bytes=4000, kills=0, **KERNEL)
         .memory(0, 1000, 700)
-        .record("pressure", 300, held_bytes=100, budget_bytes=900)
-        .record("pressure", 304, held_bytes=500, budget_bytes=500 if short else 800)
+        .record("pressure", 300, taken_bytes=100, budget_bytes=900)
+        .record("pressure", 304, taken_bytes=500, budget_bytes=500 if short else 800)
         .record("signal", told, budget_bytes=500, usage_bytes=4200, rate_bytes_per_s=0)
     )
     log = story.log
@@ -85,6 +85,18 @@ def test_what_the_kernel_counted_is_its_last_word() -> None:
     assert real.own_peak_bytes(run) == 600
     assert (real.kernel_kills(run), real.victims(run)) == (1, ["allocator 42"])
     assert (real.major_faults(run), real.stalled_ms(run)) == (3, 2.0)
+
+
+def test_speed_is_told_before_and_under_pressure() -> None:
+    """What others held at first is usual: four more tokens in 400 ms. Then two in 800 ms, and one in 100 ms again."""
+    story = Story().record("kernel", 0, **KERNEL).record("pressure", 10, taken_bytes=50, budget_bytes=950)
+    story = story.arrive(20).tokens(100, 200, 300, 400, 500)
+    story = story.record("pressure", 500, taken_bytes=500, budget_bytes=500).tokens(700, 1300)
+    story = story.record("pressure", 1300, taken_bytes=50, budget_bytes=950).tokens(1400)
+    run = story.run()
+    assert real.tokens_per_s_before(run) == 5 / 0.5
+    assert real.tokens_per_s_under_pressure(run) == 2 / 0.8
+    assert real.tokens_per_s_under_pressure(relieved().run()) is None
 
 
 def test_a_simulated_run_has_none_of_it() -> None:
