@@ -189,7 +189,8 @@ class BareWorld:
         while self.now_ns < until_ns:
             if not self.live() and self.now_ns < until_ns:
                 next_ns = self._next_ns()
-                self._elapse((until_ns if next_ns is None else min(next_ns, until_ns)) - self.now_ns)
+                idle_ns = (until_ns if next_ns is None else min(next_ns, until_ns)) - self.now_ns
+                self._elapse(max(0, idle_ns))  # what was due while nobody looked is told now
         self.settle()
 
     def settle(self) -> None:
