@@ -156,6 +156,7 @@ class BareWorld:
 
     def _elapse(self, ns: int) -> None:
         """Let time go by; what happens meanwhile waits in the inbox."""
+        assert ns >= 0, "time does not go back"
         end_ns = self.now_ns + ns
         while (next_ns := self._next_ns()) is not None and next_ns <= end_ns:
             self.now_ns = max(self.now_ns, next_ns)
