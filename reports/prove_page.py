@@ -60,7 +60,8 @@ def _machines(of: Mapping[str, Any]) -> str:
         f"{of['examples']:,} examples from the first {of['seeds']:,} seeds. After every step belief and truth agree "
         "and the rules of `tests/rules.py` hold; in the end there is enough memory for a while, and everybody has the "
         "whole answer. What the calm and the restart machine lived through, the simulator lives through again and must "
-        "tell the same.\n\n" + _grid(rows, ["what happened", *names])
+        f"tell the same. Steps by commit: {', '.join(f'{commit} {steps:,}' for commit, steps in of['commits'].items())}"
+        ".\n\n" + _grid(rows, ["what happened", *names])
     )
 
 
@@ -148,7 +149,7 @@ def _parts(of: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: part for name, part in of.items() if isinstance(part, dict) and "commit" in part}
 
 
-def _commits(of: Mapping[str, Any]) -> dict[str, list[str]]:
+def _commits(of: Mapping[str, Any]) -> dict[str, Iterable[str]]:
     return {name: part.get("commits", [part["commit"]]) for name, part in _parts(of).items()}
 
 

@@ -88,7 +88,8 @@ class Machines:
 
     steps: int = 0
     batches: set[tuple[str, int]] = field(default_factory=set)
-    commits: set[str] = field(default_factory=set)
+    commits: Counter[str] = field(default_factory=Counter)
+    """Steps by commit."""
     fired: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in MACHINES})
     failures: list[str] = field(default_factory=list)
 
@@ -96,7 +97,7 @@ class Machines:
         """Count one more batch."""
         self.steps += batch.fired["steps"]
         self.batches.add((batch.machine, batch.seed))
-        self.commits.add(batch.commit)
+        self.commits[batch.commit] += batch.fired["steps"]
         self.fired[batch.machine].update(batch.fired)
         if batch.failure is not None:
             self.failures.append(f"{batch.machine}, seed {batch.seed}: {batch.failure}")
@@ -107,7 +108,7 @@ class Machines:
             "steps": self.steps,
             "examples": BATCH * len(self.batches),
             "seeds": 1 + max((number for _, number in self.batches), default=-1),
-            "commits": sorted(self.commits),
+            "commits": dict(self.commits),
             "fired": {name: dict(sorted(counts.items())) for name, counts in self.fired.items()},
             "silent": self.silent,
             "failures": self.failures,

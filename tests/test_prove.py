@@ -52,7 +52,7 @@ def test_what_is_in_the_log_is_not_done_again(tmp_path: Path) -> None:
     machines = prove.run_machines(60, 1, log)
     assert machines.steps == 63
     document = machines.document()
-    assert (document["seeds"], document["commits"]) == (3, ["abc"])
+    assert (document["seeds"], document["commits"]) == (3, {"abc": 63})
     assert document["fired"]["RestartMachine"] == {"Admit": 6, "steps": 21}
 
 
