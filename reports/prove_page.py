@@ -55,13 +55,18 @@ def _machines(of: Mapping[str, Any]) -> str:
     names = list(of["fired"])
     events = sorted({event for counts in of["fired"].values() for event in counts} - {"steps"})
     rows = [[event, *(of["fired"][name].get(event, 0) for name in names)] for event in ["steps", *events]]
+    commits = ", ".join(f"{commit} {steps:,}" for commit, steps in of["commits"].items())
+    mended = "\n".join(
+        ["Broke a rule, and held when run again on a later commit:\n", *(f"- {x}" for x in of["mended"])]
+    )
     return (
         f"## Rule machines: {of['steps']:,} stateful steps\n\n"
         f"{of['examples']:,} examples from the first {of['seeds']:,} seeds. After every step belief and truth agree "
         "and the rules of `tests/rules.py` hold; in the end there is enough memory for a while, and everybody has the "
         "whole answer. What the calm and the restart machine lived through, the simulator lives through again and must "
-        f"tell the same. Steps by commit: {', '.join(f'{commit} {steps:,}' for commit, steps in of['commits'].items())}"
-        ".\n\n" + _grid(rows, ["what happened", *names])
+        f"tell the same. Steps by commit: {commits}.\n\n"
+        + (f"{mended}\n\n" if of["mended"] else "")
+        + _grid(rows, ["what happened", *names])
     )
 
 

@@ -84,23 +84,31 @@ class Batch:
 
 @dataclass(slots=True)
 class Machines:
-    """What the rule machines did, and what fired in which of them."""
+    """What the rule machines did, and what fired in which of them.
+
+    A batch that broke a rule is done again when the proof goes on; where it holds by then, it is ``mended``.
+    """
 
     steps: int = 0
     batches: set[tuple[str, int]] = field(default_factory=set)
     commits: Counter[str] = field(default_factory=Counter)
     """Steps by commit."""
     fired: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in MACHINES})
-    failures: list[str] = field(default_factory=list)
+    broken: dict[tuple[str, int], str] = field(default_factory=dict)
+    mended: list[str] = field(default_factory=list)
 
     def add(self, batch: Batch) -> None:
         """Count one more batch."""
+        task = (batch.machine, batch.seed)
         self.steps += batch.fired["steps"]
-        self.batches.add((batch.machine, batch.seed))
         self.commits[batch.commit] += batch.fired["steps"]
         self.fired[batch.machine].update(batch.fired)
         if batch.failure is not None:
-            self.failures.append(f"{batch.machine}, seed {batch.seed}: {batch.failure}")
+            self.broken[task] = f"{batch.machine}, seed {batch.seed}: {batch.failure}"
+            return
+        self.batches.add(task)
+        if task in self.broken:
+            self.mended.append(self.broken.pop(task))
 
     def document(self) -> dict[str, Any]:
         """What the JSON holds."""
@@ -111,7 +119,8 @@ class Machines:
             "commits": dict(self.commits),
             "fired": {name: dict(sorted(counts.items())) for name, counts in self.fired.items()},
             "silent": self.silent,
-            "failures": self.failures,
+            "failures": list(self.broken.values()),
+            "mended": self.mended,
         }
 
     @property
@@ -151,7 +160,7 @@ def run_batch(task: tuple[str, int]) -> Batch:
 def run_machines(steps: int, jobs: int, log: Path | None = None) -> Machines:
     """Batches of all machines in turn, from one seed after the other, until so many steps are done.
 
-    ``log`` gets a line a batch; those it has already are counted, not done again.
+    ``log`` gets a line a batch; those it has already are counted, and not done again but where they broke a rule.
     """
     done = Machines()
     for line in log.read_text(encoding="utf-8").splitlines() if log is not None and log.exists() else ():

@@ -56,6 +56,16 @@ def test_what_is_in_the_log_is_not_done_again(tmp_path: Path) -> None:
     assert document["fired"]["RestartMachine"] == {"Admit": 6, "steps": 21}
 
 
+def test_what_broke_is_done_again_and_may_be_mended() -> None:
+    machines = Machines()
+    machines.add(prove.replace(batch("CalmMachine", 4), failure="it broke"))
+    assert machines.batches == set()
+    assert machines.document()["failures"] == ["CalmMachine, seed 4: it broke"]
+    machines.add(batch("CalmMachine", 4))
+    assert machines.batches == {("CalmMachine", 4)}
+    assert (machines.document()["failures"], machines.mended) == ([], ["CalmMachine, seed 4: it broke"])
+
+
 def test_what_never_fired_is_named() -> None:
     machines = Machines()
     for machine, expected in EVERY_TIME.items():
