@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,23 @@ class Job:
 
 
 def prepare(
-    path: Path, *, policies: Sequence[str] = (), ladder: str | None = None, seed: int | None = None
+    path: Path,
+    *,
+    policies: Sequence[str] = (),
+    ladder: str | None = None,
+    profile: str | None = None,
+    seed: int | None = None,
 ) -> Job:
-    """Read and check everything; raises ``InputError`` in one line, before anything is loaded or written."""
+    """Read and check everything; raises ``InputError`` in one line, before anything is loaded or written.
+
+    Policies, ladder, profile and seed take the place of the scenario's.
+    """
     document = scenario.load(path)
     spec = resolve(ladder or document.ladder)
     chosen = [PolicySpec(name) for name in policies] or None
     resolved = document.resolve(spec, known_policies(), seed=seed, policies=chosen)
+    if profile is not None:
+        resolved = replace(resolved, profile=profile)
     costs = slowed(load_profile(resolved.profile, spec.ladder), resolved.slowdown)
     made = tuple((named, make_policy(named.name, named.params)) for named in resolved.policies)
     names = [policy.name for _, policy in made]

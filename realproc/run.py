@@ -305,6 +305,10 @@ def command(
     ladder: Annotated[
         str | None, typer.Option(help="Ladder name or file, in place of the scenario's.")
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Costs of steps, as `molt calibrate` writes them, in place of the scenario's."),
+    ] = None,
     signal: Annotated[str, typer.Option(help=f"What wakes: best, {', '.join(SIGNALS)}.")] = SIGNAL,
     rate: Annotated[
         str, typer.Option(help="How fast others take memory, a second, such as 200MiB; max: flat out.")
@@ -336,7 +340,7 @@ def command(
         raise InputError(f"--signal: {show(signal)} is not known; {nearest(signal, ['best', *SIGNALS])}")
     wanted = [MAPPED if name == MAPPED else name for name in policy or ()]
     asked = list(dict.fromkeys("hold" if name == MAPPED else name for name in wanted))
-    run = job.prepare(path, policies=asked, ladder=ladder, seed=seed)
+    run = job.prepare(path, policies=asked, ladder=ladder, profile=profile, seed=seed)
     setting = Setting(
         signal=signal,
         rate_bytes_per_s=option("--rate", rate, parse_rate),

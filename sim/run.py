@@ -60,6 +60,7 @@ def prepare(
     ladder: str | None = None,
     engine: EngineKind = EngineKind.REAL,
     clock: Clock = Clock.PROFILE,
+    profile: str | None = None,
     seed: int | None = None,
     device: str = "cpu",
 ) -> Job:
@@ -70,7 +71,7 @@ def prepare(
         from molt.engine.device import usable_device  # torch
 
         usable_device(device)
-    read = job.prepare(path, policies=policies, ladder=ladder, seed=seed)
+    read = job.prepare(path, policies=policies, ladder=ladder, profile=profile, seed=seed)
     return Job(read.scenario, read.spec, read.costs, read.policies, engine, clock, device)
 
 
@@ -136,6 +137,10 @@ def command(
     ladder: Annotated[
         str | None, typer.Option(help="Ladder name or file, in place of the scenario's.")
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Costs of steps, as `molt calibrate` writes them, in place of the scenario's."),
+    ] = None,
     engine: Annotated[
         EngineKind, typer.Option(help="Real model steps, or their costs only.")
     ] = EngineKind.REAL,
@@ -156,7 +161,14 @@ def command(
 
     begin = time.perf_counter()
     run = prepare(
-        path, policies=policy or (), ladder=ladder, engine=engine, clock=clock, seed=seed, device=device
+        path,
+        policies=policy or (),
+        ladder=ladder,
+        engine=engine,
+        clock=clock,
+        profile=profile,
+        seed=seed,
+        device=device,
     )
     folder = job.new_folder(out, run.scenario.name)
     warn_if_slow(run)

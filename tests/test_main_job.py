@@ -273,6 +273,7 @@ def test_two_runs_are_byte_identical_whatever_the_hash_seed(tmp_path: Path) -> N
         (("scenarios/three_tenant.yaml",), ("three_tenant.yaml",)),
         (("scenarios/three_tenants.yaml", "--policy", "mold"), ("mold", "molt")),
         (("scenarios/three_tenants.yaml", "--ladder", "picco"), ("picco", "pico")),
+        (("scenarios/three_tenants.yaml", "--profile", "picco"), ("picco", "pico")),
         (
             ("scenarios/three_tenants.yaml", "--engine", "modelled", "--clock", "measured"),
             ("--clock", "real"),
