@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from molt.errors import InputError
+from molt.log import FILE_NAME
+from molt.units import format_size
 from reports.table import rows
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -40,13 +42,14 @@ README_ROWS = (
 def publish(run: Path, published: Path = PUBLISHED) -> str:
     """Copy the pages of a run folder; returns the scenario's name."""
     summary = summary_of(run)
-    name, module = summary["scenario"], "sim.run"
+    name = summary["scenario"]
+    made_by = command(name)
     if any("real" in policy for policy in summary["policies"].values()):
-        published, module = published / "real", "realproc.run"
+        published, made_by = published / "real", f"{command(name, 'realproc.run')} {options(run, summary)}"
     published.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / "summary.json", published / f"{name}.json")
     shutil.copyfile(run / "report.html", published / f"{name}.html")
-    preface = f"Made by `{command(name, module)}`; the page with pictures is [{name}.html]({name}.html).\n\n"
+    preface = f"Made by `{made_by}`; the page with pictures is [{name}.html]({name}.html).\n\n"
     page = (run / "report.md").read_text(encoding="utf-8")
     title, rest = page.split("\n\n", 1)
     (published / f"{name}.md").write_text(f"{title}\n\n{preface}{rest}", encoding="utf-8", newline="\n")
@@ -70,6 +73,17 @@ def command(name: str, module: str = "sim.run") -> str:
     path = next((path for path in files if f"\nname: {name}\n" in path.read_text(encoding="utf-8")), None)
     file = f"{name}.yaml" if path is None else path.relative_to(SCENARIOS).as_posix()
     return f"python -m {module} scenarios/{file}"
+
+
+def options(run: Path, summary: Mapping[str, Any]) -> str:
+    """The options of a run with real processes: its policies, and how others took memory, as its logs tell."""
+    policies = list(summary["policies"])
+    with (run / policies[0] / FILE_NAME).open(encoding="utf-8") as log:
+        setting = json.loads(log.readline())["real"]
+    rate_bytes = setting["rate_bytes_per_s"]
+    words = [f"--policy {policy}" for policy in policies]
+    words.append(f"--rate {'max' if rate_bytes is None else format_size(rate_bytes)}")
+    return " ".join([*words, "--huge"] if setting["huge"] else words)
 
 
 def readme_table(summary: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reports.from_run import write_reports
-from reports.publish import PUBLISHED, README, main, publish, readme_table, with_tables
+from reports.publish import PUBLISHED, README, command, main, publish, readme_table, with_tables
 
 
 def test_the_readme_has_the_published_numbers() -> None:
@@ -24,8 +24,7 @@ def test_every_published_page_names_its_command_commit_machine_and_logs() -> Non
             continue  # no run of a scenario, but a table, a session or a proof, which have tests of their own
         module = "realproc.run" if summary.parent.name == "real" else "sim.run"
         text = summary.with_suffix(".md").read_text(encoding="utf-8")
-        command = f"python -m {module} scenarios/{summary.stem}.yaml"
-        for word in (command, "commit", "machine", "sha256", "seed"):
+        for word in (command(summary.stem, module), "commit", "machine", "sha256", "seed"):
             assert word in text, f"{summary.stem} does not name its {word}"
         assert f"{summary.stem}.html" in text
         assert summary.with_suffix(".html").exists()
@@ -40,15 +39,19 @@ def test_publishing_copies_the_pages_of_a_run(run_dir: Path, tmp_path: Path) -> 
 
 
 def test_a_run_with_real_processes_lies_beside_the_campaigns(run_dir: Path, tmp_path: Path) -> None:
-    """And does not take the place of the simulated run of the same scenario."""
-    log = run_dir / "molt" / "events.jsonl"
-    end = {"kind": "kernel", "seq": 10**6, "at_ns": 0}
-    log.write_text(log.read_text(encoding="utf-8") + json.dumps(end) + "\n", encoding="utf-8")
+    """And does not take the place of the simulated run of the same scenario; its options are those it was given."""
+    for log in run_dir.glob("*/events.jsonl"):
+        header, *records = log.read_text(encoding="utf-8").splitlines()
+        real = {"real": {"rate_bytes_per_s": 2**30, "huge": True}}
+        end = {"kind": "kernel", "seq": 10**6, "at_ns": 0}
+        lines = (json.dumps(json.loads(header) | real), *records, json.dumps(end))
+        log.write_text("\n".join(lines) + "\n", encoding="utf-8")
     write_reports(run_dir)
     name = publish(run_dir, tmp_path / "published")
     assert [path.name for path in (tmp_path / "published").iterdir()] == ["real"]
     page = (tmp_path / "published" / "real" / f"{name}.md").read_text(encoding="utf-8")
-    assert f"`python -m realproc.run scenarios/{name}.yaml`" in page
+    options = "--policy hold --policy idle --policy molt --rate 1GiB --huge"
+    assert f"`python -m realproc.run scenarios/{name}.yaml {options}`" in page
 
 
 def test_without_a_run_it_says_how_it_is_used() -> None:
