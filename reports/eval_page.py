@@ -39,15 +39,18 @@ README_ROWS = (
 )
 
 
-def name_of(table: Table) -> str:
-    """What its files are called."""
-    return f"{table.table}-{table.origin.ladder}"
+def name_of(table: Table, path: Path) -> str:
+    """What its published files are called: by table and ladder, and by a further word that the name of ``path`` has.
+
+    So tables that cannot be joined, as they are of other documents, stand side by side.
+    """
+    name = f"{table.table}-{table.origin.ladder}"
+    return path.stem if path.stem.startswith(f"{name}-") else name
 
 
-def page(table: Table) -> str:
-    """The page of a table, as Markdown."""
+def page(table: Table, name: str) -> str:
+    """The page of a table whose figures are in the file ``name``, as Markdown."""
     meaning, _, _ = show.note(table).partition("\n\n")
-    name = name_of(table)
     grids = [
         {"title": grid.title, "note": grid.note, "table": show.markdown(grid)} for grid in show.grids(table)
     ]
@@ -100,12 +103,12 @@ def publish(paths: Sequence[Path], published: Path = PUBLISHED) -> list[str]:
     tables: dict[str, list[Table]] = {}
     for path in paths:
         table = read(path)
-        tables.setdefault(name_of(table), []).append(table)
+        tables.setdefault(name_of(table, path), []).append(table)
     published.mkdir(exist_ok=True)
     for name, parts in tables.items():
         table = joined(parts)
         (published / f"{name}.json").write_text(to_json(table), encoding="utf-8", newline="\n")
-        (published / f"{name}.md").write_text(page(table), encoding="utf-8", newline="\n")
+        (published / f"{name}.md").write_text(page(table, name), encoding="utf-8", newline="\n")
     return list(tables)
 
 

@@ -20,8 +20,8 @@ def test_some_tables_are_published() -> None:
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
 def test_a_published_page_is_what_its_json_makes(path: Path) -> None:
     table = read(path)
-    assert name_of(table) == path.stem
-    assert path.with_suffix(".md").read_text(encoding="utf-8") == page(table)
+    assert name_of(table, path) == path.stem
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == page(table, path.stem)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
@@ -85,6 +85,15 @@ def test_publishing_writes_both_files(tmp_path: Path) -> None:
     (name,) = publish([PUBLISHED / "handoff-pico.json"], tmp_path)
     assert (tmp_path / f"{name}.json").read_bytes() == (PUBLISHED / f"{name}.json").read_bytes()
     assert (tmp_path / f"{name}.md").read_bytes() == (PUBLISHED / f"{name}.md").read_bytes()
+
+
+def test_a_word_after_table_and_ladder_stays_in_the_name(tmp_path: Path) -> None:
+    table = read(PUBLISHED / "handoff-pico.json")
+    names = {
+        stem: name_of(table, tmp_path / f"{stem}.json")
+        for stem in ("handoff-pico-up", "handoff-pico", "handoff-picolino", "out")
+    }
+    assert names == dict.fromkeys(names, "handoff-pico") | {"handoff-pico-up": "handoff-pico-up"}
 
 
 def test_no_file_and_a_wrong_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
