@@ -123,11 +123,15 @@ def schema() -> None:
 def calibrate(
     ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Ladder name or file.")] = "pico",
     out: Annotated[Path | None, typer.Option(help="Profile to write; default <ladder>.json here.")] = None,
+    apart: Annotated[
+        bool,
+        typer.Option("--apart", help="An engine in a process of its own, as servers and real runs have it."),
+    ] = False,
 ) -> None:
     """Measure what every step costs on this machine and write a profile. Let the machine do nothing else meanwhile."""
     from realproc.calibrate import calibrate as measure
 
-    measure(ladder, out or Path(f"{Path(ladder).stem}.json"))
+    measure(ladder, out or Path(f"{Path(ladder).stem}.json"), apart=apart)
 
 
 @app.command()

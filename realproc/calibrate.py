@@ -26,8 +26,9 @@ from molt.core.healing import CHUNKS as healing_chunks
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.engine.protocol import Engine, Request, Way
 from molt.errors import InputError
+from molt.live.remote import ChildSpec, RemoteEngine
 from molt.log import plain
-from molt.models.ladder_file import resolve
+from molt.models.ladder_file import LadderSpec, resolve
 
 REPEATS = 5
 REPEATS_MIN = 2
@@ -43,13 +44,15 @@ Sample = tuple[int, int, float]
 """Tokens, context, nanoseconds."""
 
 
-def calibrate(name: str, out: Path) -> CostModel:
+def calibrate(name: str, out: Path, *, apart: bool = False) -> CostModel:
     """Measure the ladder ``name`` and write its profile to ``out``.
+
+    ``apart``: the engine is a process of its own, as that of servers and of runs with real processes is, and every call
+    costs what the pipe to it costs.
 
     Times depend on lengths alone, so they are measured on made-up prompts. The divergences of a route are means over
     the documents that ship with pico and were held out from everything.
     """
-    from molt.engine.real import RealEngine  # torch
     from molt.kv.tables.bench import Bench
     from molt.models.pico.corpus import shipped_documents
     from realproc.divergence import divergences as judged
@@ -58,17 +61,17 @@ def calibrate(name: str, out: Path) -> CostModel:
     spec = resolve(name)
     if out.is_dir() or not out.parent.is_dir():
         raise InputError(f"{out}: cannot be written: {'is a folder' if out.is_dir() else 'no such folder'}")
-    engine = RealEngine(spec, measure_handoff=False)
     ladder = spec.ladder
-    rungs = {
-        rung.name: replace(_rung(engine, ladder, rung.name), healing=_healing(engine, ladder, rung.name))
-        for rung in track(ladder.rungs, "rungs", console=console)
-    }
-    disk = _disk(engine, ladder)
+    carried = [route for route in ladder.routes if route.kind is not RouteKind.REREAD]
+    with measured_engine(spec, apart=apart) as engine:
+        rungs = {
+            rung.name: replace(_rung(engine, ladder, rung.name), healing=_healing(engine, ladder, rung.name))
+            for rung in track(ladder.rungs, "rungs", console=console)
+        }
+        disk = _disk(engine, ladder)
+        switches = [_switch(engine, ladder, route) for route in track(carried, "switches", console=console)]
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
     texts = [tokenizer.encode(text).ids for _, text in shipped_documents()]
-    carried = [route for route in ladder.routes if route.kind is not RouteKind.REREAD]
-    switches = [_switch(engine, ladder, route) for route in track(carried, "switches", console=console)]
     bench = Bench(spec)
     divergences = [tuple(judged(bench, route, texts)) for route in track(carried, "quality", console=console)]
     routes = {
@@ -90,6 +93,22 @@ def calibrate(name: str, out: Path) -> CostModel:
     out.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     print(f"{out}: written in {(time.perf_counter_ns() - begin_ns) / 1e9:.0f} s", file=sys.stderr)
     return costs
+
+
+@contextmanager
+def measured_engine(spec: LadderSpec, *, apart: bool) -> Iterator[Engine]:
+    """The engine that is measured; ``apart`` as in ``calibrate``."""
+    if apart:
+        remote = RemoteEngine(ChildSpec(str(spec.path)))
+        remote.start()
+        try:
+            yield remote
+        finally:
+            remote.kill()
+    else:
+        from molt.engine.real import RealEngine  # torch
+
+        yield RealEngine(spec, measure_handoff=False)
 
 
 def _request(prompt_ids: tuple[int, ...]) -> Request:
