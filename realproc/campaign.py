@@ -33,13 +33,13 @@ from molt.errors import InputError
 from molt.job import Job
 from molt.live.remote import ChildSpec
 from molt.log import plain
-from molt.units import parse_duration, parse_size
+from molt.units import parse_duration, parse_size, show_size
 from realproc.arm import Arm, Pressing, Trial, VoidError
 from realproc.engine import WarmEngine
 from realproc.nursery import Nursery, NurseryEngine
-from realproc.pressure import Manner
+from realproc.pressure import SECOND_NS, Manner
 from realproc.resident import MIB
-from realproc.run import SIGNAL, Setting, breach_in_a_line, contenders, option, writing
+from realproc.run import SIGNAL, Setting, breach_in_a_line, contenders, most_bytes, option, writing
 
 SCENARIO = Path(str(files("scenarios"))) / "real" / "campaign.yaml"
 RATES = (50 * MIB, 200 * MIB, 500 * MIB, None)
@@ -49,8 +49,8 @@ CONTROL_EVERY = 9
 FIRST_TOKENS, TOKENS_STEP, TOKENS_SPAN = 4, 7, 23
 """Pressure begins after 4 to 26 tokens, in an order that visits all."""
 LEFT = "14MiB"
-ROOM_MS = 150
-"""How long others can take memory until what the process needs is touched: more than most of its reactions take."""
+ROOM = "150ms"
+"""How long others can take memory until what the process needs is touched: more than most reactions of pico take."""
 FLAT_OUT_BYTES_PER_S = {False: 2560 * MIB, True: 10240 * MIB}
 """How fast "flat out" is at most, in small pages and in huge ones."""
 
@@ -62,21 +62,47 @@ MARGIN_BYTES, MARGIN_SHARE = 8 * MIB, 100
 """What is kept free below the limit: so much, or a hundredth of what the process needs where that is more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What the pressings of a campaign have in common.
+
+    A process has room for what it needs, and for what others take in ``room_ns``; they leave it ``left_bytes`` in the
+    end. They take it in ``manners`` by turns.
+    """
+
+    needed_bytes: int
+    room_ns: int
+    left_bytes: int
+    manners: tuple[Manner, ...]
+
+    def room_bytes(self, manner: Manner) -> int:
+        """What the process has when it is asked."""
+        rate = manner.rate_bytes_per_s or FLAT_OUT_BYTES_PER_S[manner.huge]
+        return self.needed_bytes + rate * self.room_ns // SECOND_NS
+
+
+def measure_of(run: Job, room_ns: int, left_bytes: int) -> Measure:
+    """Every rate in both kinds of pages, as far as a scenario has room for it; ``InputError`` if it has for none."""
+    manners = tuple(Manner(rate, huge) for huge in PAGES for rate in RATES)
+    measure = Measure(need_bytes(run), room_ns, left_bytes, manners)
+    fitting = tuple(manner for manner in manners if measure.room_bytes(manner) <= most_bytes(run))
+    if not fitting:
+        least = show_size(min(map(measure.room_bytes, manners)))
+        raise InputError(f"{run.scenario.name}: trace: the largest budget must be {least}, to press anybody")
+    return replace(measure, manners=fitting)
+
+
 def need_bytes(run: Job) -> int:
     """What a process needs to answer on its largest rung."""
     largest, request = run.spec.ladder.rungs[0], run.scenario.tenants[0].request
     return largest.resident_bytes + largest.kv_bytes(len(request.prompt_ids) + request.max_tokens)
 
 
-def pressing_of(pair: int, needed_bytes: int, left_bytes: int) -> Pressing:
-    """What is done to both processes of a pair. Eight pairs in a row have every rate with both kinds of pages.
-
-    Beside ``needed_bytes`` the process has as much room as is taken in ``ROOM_MS``.
-    """
-    manner = Manner(RATES[pair % len(RATES)], PAGES[pair // len(RATES) % len(PAGES)])
-    rate = manner.rate_bytes_per_s or FLAT_OUT_BYTES_PER_S[manner.huge]
-    room_bytes = needed_bytes + rate * ROOM_MS // 1000
-    return Pressing(manner, FIRST_TOKENS + pair * TOKENS_STEP % TOKENS_SPAN, room_bytes, left_bytes)
+def pressing_of(pair: int, measure: Measure) -> Pressing:
+    """What is done to both processes of a pair; as many in a row as there are manners have each of them."""
+    manner = measure.manners[pair % len(measure.manners)]
+    tokens = FIRST_TOKENS + pair * TOKENS_STEP % TOKENS_SPAN
+    return Pressing(manner, tokens, measure.room_bytes(manner), measure.left_bytes)
 
 
 def control_of(pair: int) -> str | None:
@@ -116,17 +142,17 @@ class Arms:
     controls: Mapping[str, Arm]
 
 
-def pairs(arms: Arms, numbers: Iterator[int], needed_bytes: int, left_bytes: int) -> Iterator[dict[str, Any]]:
+def pairs(arms: Arms, numbers: Iterator[int], measure: Measure) -> Iterator[dict[str, Any]]:
     """Perform pairs; each as it stands in the file."""
     for pair in numbers:
-        pressing, control = pressing_of(pair, needed_bytes, left_bytes), control_of(pair)
+        pressing, control = pressing_of(pair, measure), control_of(pair)
         row: dict[str, Any] = {
             "pair": pair,
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
             **plain(pressing.manner),
             "tokens": pressing.tokens,
             "room_bytes": pressing.room_bytes,
-            "left_bytes": left_bytes,
+            "left_bytes": pressing.left_bytes,
         }
         try:
             hold = arms.hold.try_once(pressing)
@@ -158,6 +184,9 @@ def command(
         str | None, typer.Option("--for", help="Begin no pair after so long, such as 45min.")
     ] = None,
     left: Annotated[str, typer.Option(help="What others leave to the process.")] = LEFT,
+    room: Annotated[
+        str, typer.Option(help="How long others can take memory until they touch what the process needs.")
+    ] = ROOM,
     scenario: Annotated[Path, typer.Option(help="Whom it asks, and how much memory there is.")] = SCENARIO,
     signal: Annotated[str, typer.Option(help="What tells the changing process.")] = SIGNAL,
     no_controls: Annotated[bool, typer.Option("--no-controls", help="Without late signals.")] = False,
@@ -168,6 +197,7 @@ def command(
     if within is not None:
         until_s = time.monotonic() + option("--for", within, parse_duration) / 1e9
     run = job.prepare(scenario)
+    measure = measure_of(run, option("--room", room, parse_duration), left_bytes)
     done = done_before(out)
     numbers = [pair for pair in range(count) if pair not in done]
     with breach_in_a_line(), writing(out), ExitStack() as stack:
@@ -177,12 +207,12 @@ def command(
             progress = stack.enter_context(out.with_suffix(".log").open("a", encoding="utf-8", buffering=1))
         except OSError as error:
             raise InputError(f"{out}: {error.strerror}") from None
-        file.write(json.dumps(_session(run, signal, left_bytes)) + "\n")
+        file.write(json.dumps(_session(run, signal, measure)) + "\n")
         wanted = itertools.takewhile(lambda pair: time.monotonic() < until_s, numbers)
         for pair in wanted:
             some = itertools.chain([pair], itertools.islice(wanted, RENEWED_AFTER - 1))
             with _arms(run, signal, not no_controls, out) as arms:
-                for row in pairs(arms, some, need_bytes(run), left_bytes):
+                for row in pairs(arms, some, measure):
                     file.write(json.dumps(row, sort_keys=True) + "\n")
                     _tell(progress, row, count)
 
@@ -226,14 +256,15 @@ def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arm
         )
 
 
-def _session(run: Job, signal: str, left_bytes: int) -> dict[str, Any]:
+def _session(run: Job, signal: str, measure: Measure) -> dict[str, Any]:
     """What was run, and where."""
     return {
         "session": datetime.now(UTC).isoformat(timespec="seconds"),
         "scenario": run.scenario.name,
         "ladder": run.spec.ladder.name,
         "signal": signal,
-        "left_bytes": left_bytes,
+        "left_bytes": measure.left_bytes,
+        "room_ns": measure.room_ns,
         "policies": [plain(spec) for spec, _ in run.policies],
         "machine": provenance.machine(),
         "versions": provenance.versions(),

@@ -15,6 +15,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molt import job
 from molt.errors import InputError
 from realproc import campaign as c
 from realproc.arm import Arm, Pressing, Trial, VoidError, fastest
@@ -41,24 +42,34 @@ class Scripted:
         return trial
 
 
+MEASURE = c.measure_of(job.prepare(c.SCENARIO), 150_000_000, 14 * MIB)
+
+
 def rows(hold: Scripted, molt: Scripted, numbers: Iterable[int], **controls: Scripted) -> list[dict]:  # type: ignore[type-arg]
     arms = c.Arms(cast(Arm, hold), cast(Arm, molt), cast("dict[str, Arm]", controls))
-    return list(c.pairs(arms, iter(numbers), 40 * MIB, 14 * MIB))
+    return list(c.pairs(arms, iter(numbers), MEASURE))
+
+
+def test_a_manner_that_a_scenario_has_no_room_for_is_left_out() -> None:
+    run = job.prepare(c.SCENARIO)
+    slow = c.measure_of(run, 2 * 10**9, 14 * MIB)
+    assert slow.manners == tuple(Manner(rate, huge) for huge in c.PAGES for rate in c.RATES[:3])
+    assert all(slow.room_bytes(manner) <= c.most_bytes(run) for manner in slow.manners)
+    with pytest.raises(InputError, match="trace: the largest budget must be"):
+        c.measure_of(run, 60 * 10**9, 14 * MIB)
 
 
 @given(st.integers(0, 10**6))
 def test_eight_pairs_in_a_row_have_every_pressure(pair: int) -> None:
-    manners = {c.pressing_of(pair + i, MIB, MIB).manner for i in range(8)}
+    manners = {c.pressing_of(pair + i, MEASURE).manner for i in range(8)}
     assert manners == {Manner(rate, huge) for rate in c.RATES for huge in c.PAGES}
-    assert 4 <= c.pressing_of(pair, MIB, MIB).tokens <= 26
+    assert 4 <= c.pressing_of(pair, MEASURE).tokens <= 26
 
 
 def test_controls_go_round_by_everything() -> None:
     """In 216 pairs every late signal is tried under every pressure."""
     tried = {
-        (c.control_of(pair), c.pressing_of(pair, MIB, MIB).manner)
-        for pair in range(216)
-        if c.control_of(pair)
+        (c.control_of(pair), c.pressing_of(pair, MEASURE).manner) for pair in range(216) if c.control_of(pair)
     }
     assert len(tried) == len(c.LATE_SIGNALS) * len(c.RATES) * len(c.PAGES)
 
@@ -66,7 +77,7 @@ def test_controls_go_round_by_everything() -> None:
 def test_both_are_pressed_alike() -> None:
     hold, molt = Scripted(KILLED), Scripted(FINE)
     (row,) = rows(hold, molt, [3])
-    assert hold.pressed == molt.pressed == [c.pressing_of(3, 40 * MIB, 14 * MIB)]
+    assert hold.pressed == molt.pressed == [c.pressing_of(3, MEASURE)]
     assert (row["pair"], row["void"], row["hold"]["victim"], row["molt"]["kills"]) == (3, None, 4242, 0)
     json.dumps(row)
 
