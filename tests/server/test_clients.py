@@ -133,7 +133,7 @@ def test_an_answer_goes_on_when_memory_is_taken_and_given_back(pico: Process, cl
     """A large rung, a small one, a large one again: each switch is told, and every token has its rung."""
     seen: list[Any] = []
     tokens = 0
-    for chunk in ask(client, seed=7, max_tokens=700, stream=True):
+    for chunk in ask(client, seed=7, max_tokens=1600, stream=True):
         seen.append(chunk.model_dump())
         molt = seen[-1].get("molt") or {}
         tokens += molt.get("event") == "token"
@@ -144,7 +144,7 @@ def test_an_answer_goes_on_when_memory_is_taken_and_given_back(pico: Process, cl
     switches = of_event(seen, "switch")
     assert [(s["from"], s["to"]) for s in switches][:2] == [("tier0", "tier1"), ("tier1", "tier0")]
     summary = of_event(seen, "summary")[0]
-    assert summary["tokens"] == sum(summary["rungs"].values()) == 700
+    assert summary["tokens"] == sum(summary["rungs"].values()) == 1600
     assert min(summary["rungs"]["tier0"], summary["rungs"]["tier1"]) > 0
     assert summary["killed"] is False
     assert [s["ms"] for s in summary["switches"]] == [s["ms"] for s in switches]
