@@ -261,11 +261,12 @@ class Arm:
         self._until(
             lambda: not self._witness.is_up or self._attendant.taken_bytes >= taken_bytes,
             f"others to take {show_size(taken_bytes)}",
+            PATIENCE_S + taken_bytes / (manner.rate_bytes_per_s or float("inf")),
         )
 
-    def _until(self, fulfilled: Callable[[], bool], what: str) -> None:
-        """Look every while whether something is so; ``VoidError`` if that takes too long."""
-        until_s = time.monotonic() + PATIENCE_S
+    def _until(self, fulfilled: Callable[[], bool], what: str, within_s: float | None = None) -> None:
+        """Look every while whether something is so; ``VoidError`` if that takes too long, ``PATIENCE_S`` by default."""
+        until_s = time.monotonic() + (PATIENCE_S if within_s is None else within_s)
         while not fulfilled():
             self._check()
             if time.monotonic() > until_s:
