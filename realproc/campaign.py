@@ -54,7 +54,6 @@ ROOM = "150ms"
 FLAT_OUT_BYTES_PER_S = {False: 2560 * MIB, True: 10240 * MIB}
 """How fast "flat out" is at most, in small pages and in huge ones."""
 
-
 RENEWED_AFTER = 200
 """Pairs after which all processes are new: one that lives on comes to hold a MiB more at rest than when it was limited,
 and this is about them as they were then."""

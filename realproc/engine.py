@@ -49,8 +49,8 @@ class SlowedEngine(RemoteEngine):
 class WarmEngine(SlowedEngine):
     """An engine that is warmed up whenever it comes up, so that it holds the same at rest after a kill as before."""
 
-    def __init__(self, spec: ChildSpec, ladder: Ladder, slowdown: float = 1.0) -> None:
-        super().__init__(spec, slowdown)
+    def __init__(self, spec: ChildSpec, ladder: Ladder) -> None:
+        super().__init__(spec)
         self._ladder = ladder
 
     def start(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from molt.engine.protocol import EngineDied
+from molt.engine.protocol import EngineDied, EngineKind
 from molt.errors import InputError
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import resolve
@@ -26,7 +26,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def engine(nursery: Nursery, ladder: str = "pico") -> NurseryEngine:
-    return NurseryEngine(ChildSpec(ladder, engine="modelled", threads=1), LADDER, nursery)
+    return NurseryEngine(ChildSpec(ladder, EngineKind.MODELLED, threads=1), LADDER, nursery)
 
 
 def test_a_forked_engine_answers_and_dies(nursery: Nursery) -> None:
