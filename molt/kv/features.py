@@ -44,7 +44,7 @@ def to_rows(state: KVState, rope: Rope) -> Tensor:
     layers, heads, cells, head_dim = state.keys.shape
     rows = torch.empty(cells, layers, 2, heads, head_dim)
     by_cell = rows.permute(2, 1, 3, 0, 4)  # (2, L, H, T, D), the same memory
-    by_cell[0] = unrotate(state.keys, state.positions, rope)
+    unrotate(state.keys, state.positions, rope, out=by_cell[0])
     by_cell[1] = state.values
     return rows.view(cells, -1)
 

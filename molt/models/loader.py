@@ -42,8 +42,8 @@ from molt.models.rope import rope_of
 from molt.models.weights_file import Stored, stored_tensors, weight_files
 from molt.work import Work, finished
 
-BLOCK_BYTES = 1024 * 1024  # small enough to stay in the processor's cache while it is quantised
-READ_BYTES = 2 * BLOCK_BYTES  # a huge page; larger reads were measured to be no faster
+BLOCK_BYTES = 256 * 1024  # small enough to stay in the processor's cache while it is quantised
+READ_BYTES = 2 * 1024 * 1024  # a huge page; larger reads were measured to be no faster
 CPU = torch.device("cpu")
 DTYPES = {
     "F32": torch.float32,

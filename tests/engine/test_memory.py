@@ -19,6 +19,7 @@ from molt.models import loader
 from molt.models.arena import Arena
 from molt.models.ladder_file import RungSpec, resolve
 from molt.models.model_config import read_shape
+from tests.models.live_bytes import LiveBytes
 from tests.models.tiny import QWEN2, write_model
 
 STATUS = Path("/proc/self/status")
@@ -125,3 +126,29 @@ def test_releasing_first_never_holds_both_rungs(monkeypatch: pytest.MonkeyPatch)
     engine.switch("tenant", Way("tier1", RouteKind.PROJECT, 149))
     assert peak == lower.weight_bytes + upper.kv_bytes(99) + lower.kv_bytes(149)
     assert peak < upper.weight_bytes + lower.weight_bytes
+
+
+@pytest.mark.parametrize("dest", ["tier0", "tier1", "tier2"])
+def test_loading_works_within_the_scratch_of_its_rung(dest: str) -> None:
+    spec = resolve("pico")
+    with LiveBytes() as loading:
+        rung = loader.load(spec.rung(dest))
+    assert rung.weight_bytes == spec.ladder.rung(dest).weight_bytes  # which lie in an arena, and are not seen here
+    assert loading.peak <= spec.ladder.rung(dest).scratch_bytes
+
+
+@pytest.mark.parametrize(("source", "dest"), [("tier0", "tier1"), ("tier0", "tier2"), ("tier1", "tier0")])
+def test_a_switch_works_within_the_scratch_of_its_destination(source: str, dest: str) -> None:
+    """Beside both caches and the map, which the books have, nothing is in use that they do not have."""
+    spec = resolve("pico")
+    engine = RealEngine(spec)
+    request = Request(tuple(range(20, 620)), 50, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+    engine.load(source)
+    engine.admit("tenant", request, source, 650)
+    engine.read("tenant", 599, 128)
+    engine.release(source)
+    engine.load(dest)
+    with LiveBytes() as switching:
+        engine.switch("tenant", Way(dest, RouteKind.PROJECT, 650, native=16))
+    map_bytes = spec.ladder.route(source, dest).map_bytes
+    assert map_bytes <= switching.peak <= map_bytes + spec.ladder.rung(dest).scratch_bytes
