@@ -127,11 +127,22 @@ def calibrate(
         bool,
         typer.Option("--apart", help="An engine in a process of its own, as servers and real runs have it."),
     ] = False,
+    slowdown: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            help="With --apart: as real runs with this slowdown are, whose cores cool down meanwhile.",
+        ),
+    ] = 1.0,
 ) -> None:
     """Measure what every step costs on this machine and write a profile. Let the machine do nothing else meanwhile."""
     from realproc.calibrate import calibrate as measure
 
-    measure(ladder, out or Path(f"{Path(ladder).stem}.json"), apart=apart)
+    if slowdown != 1.0 and not apart:
+        raise InputError(
+            "--slowdown: only an engine in a process of its own is slowed down: say --apart, too"
+        )
+    measure(ladder, out or Path(f"{Path(ladder).stem}.json"), apart=apart, slowdown=slowdown)
 
 
 @app.command()

@@ -26,9 +26,12 @@ from molt.core.healing import CHUNKS as healing_chunks
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.engine.protocol import Engine, Request, Way
 from molt.errors import InputError
-from molt.live.remote import ChildSpec, RemoteEngine
+from molt.live.remote import ChildSpec
 from molt.log import plain
 from molt.models.ladder_file import LadderSpec, resolve
+from molt.profile import slowed
+from realproc.engine import SlowedEngine
+from realproc.surroundings import added_ns, surrounded
 
 REPEATS = 5
 REPEATS_MIN = 2
@@ -44,11 +47,12 @@ Sample = tuple[int, int, float]
 """Tokens, context, nanoseconds."""
 
 
-def calibrate(name: str, out: Path, *, apart: bool = False) -> CostModel:
+def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.0) -> CostModel:
     """Measure the ladder ``name`` and write its profile to ``out``.
 
-    ``apart``: the engine is a process of its own, as that of servers and of runs with real processes is, and every call
-    costs what the pipe to it costs.
+    ``apart``: the engine is a process of its own, as that of servers and of runs with real processes is: every call
+    costs what the pipe to it costs, and every step what a live world does around it. ``slowdown``: measured as slow as
+    scenarios with that slowdown are, whose cores cool down while time goes by, and written down as of this machine.
 
     Times depend on lengths alone, so they are measured on made-up prompts. The divergences of a route are means over
     the documents that ship with pico and were held out from everything.
@@ -63,13 +67,18 @@ def calibrate(name: str, out: Path, *, apart: bool = False) -> CostModel:
         raise InputError(f"{out}: cannot be written: {'is a folder' if out.is_dir() else 'no such folder'}")
     ladder = spec.ladder
     carried = [route for route in ladder.routes if route.kind is not RouteKind.REREAD]
-    with measured_engine(spec, apart=apart) as engine:
+    with measured_engine(spec, apart=apart, slowdown=slowdown) as engine:
         rungs = {
             rung.name: replace(_rung(engine, ladder, rung.name), healing=_healing(engine, ladder, rung.name))
             for rung in track(ladder.rungs, "rungs", console=console)
         }
         disk = _disk(engine, ladder)
         switches = [_switch(engine, ladder, route) for route in track(carried, "switches", console=console)]
+    if apart:
+        rungs = {
+            rung.name: surrounded(rungs[rung.name], added_ns(spec, rung, rungs[rung.name], slowdown))
+            for rung in track(ladder.rungs, "worlds", console=console)
+        }
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
     texts = [tokenizer.encode(text).ids for _, text in shipped_documents()]
     bench = Bench(spec)
@@ -86,6 +95,8 @@ def calibrate(name: str, out: Path, *, apart: bool = False) -> CostModel:
         rungs=rungs,
         routes=routes,
     )
+    if slowdown != 1.0:
+        costs = slowed(costs, 1 / slowdown)
     document = {
         **plain(costs),
         "measured": {"machine": provenance.machine(), "versions": provenance.versions()},
@@ -96,10 +107,10 @@ def calibrate(name: str, out: Path, *, apart: bool = False) -> CostModel:
 
 
 @contextmanager
-def measured_engine(spec: LadderSpec, *, apart: bool) -> Iterator[Engine]:
-    """The engine that is measured; ``apart`` as in ``calibrate``."""
+def measured_engine(spec: LadderSpec, *, apart: bool, slowdown: float = 1.0) -> Iterator[Engine]:
+    """The engine that is measured; ``apart`` and ``slowdown`` as in ``calibrate``."""
     if apart:
-        remote = RemoteEngine(ChildSpec(str(spec.path)))
+        remote = SlowedEngine(ChildSpec(str(spec.path)), slowdown)
         remote.start()
         try:
             yield remote

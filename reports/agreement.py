@@ -1,6 +1,6 @@
 """How well the simulator foretells a run with real processes: the same scenario in both worlds, number by number.
 
-``python -m reports.agreement SIMULATED REAL`` takes the folders of two runs and prints a table in Markdown. The error
+``python -m reports.agreement SIMULATED REAL`` takes the folders of two runs and prints a page in Markdown. The error
 is signed: positive where the real run took more than was foretold. Kills and the rungs of every answer are compared
 exactly.
 """
@@ -19,8 +19,13 @@ from tabulate import tabulate
 from molt.log import FILE_NAME, LogError
 from reports import metrics, show
 from reports.metrics import NS_PER_MS, nearest_rank
+from reports.publish import command
 from reports.real import own_peak_bytes
 from reports.run import Run
+
+MEAN = "mean"
+TIME_GOAL, PEAK_GOAL = 0.10, 0.05
+"""How far a mean time, and a peak, may be from what was foretold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class Compared:
     simulated: float | None
     real: float | None
     shown: Callable[[float | None], str]
+    goal: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -65,11 +71,12 @@ class Agreement:
 def agreement(policy: str, simulated: Run, real: Run) -> Agreement:
     """Both runs of a policy, compared."""
     numbers = [
-        Compared(f"{name}, {part}", of(simulated), of(real), show.span)
+        Compared(f"{name}, {part}", of(simulated), of(real), show.span, TIME_GOAL if part == MEAN else None)
         for name, durations in _DURATIONS.items()
         for part, of in _parts(durations)
     ]
-    peak = Compared("peak of the engine", metrics.usage_peak_bytes(simulated), own_peak_bytes(real), _size)
+    peaks = metrics.usage_peak_bytes(simulated), own_peak_bytes(real)
+    peak = Compared("peak of the engine", *peaks, _size, PEAK_GOAL)
     return Agreement(
         policy,
         (*numbers, peak),
@@ -86,8 +93,31 @@ def rung_sequences(run: Run) -> dict[str, tuple[str, ...]]:
     }
 
 
+def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
+    """The page: what was run, where, and how well it agrees. Both runs are of any one policy."""
+    name = real.scenario["name"]
+    profile, slowdown = real.scenario.get("profile"), real.header["real"]["slowdown"]
+    made = [
+        f"`{command(name, module)}`, {what} at commit {run.header['commit']}"
+        for module, run, what in (
+            ("sim.run", simulated, f"engine {simulated.header['engine']}"),
+            ("realproc.run", real, "real processes"),
+        )
+    ]
+    return "\n".join(
+        [
+            f"# Simulated and real: {name}",
+            "",
+            f"Made by `python -m reports.agreement SIMULATED REAL` of {made[0]}, and {made[1]}, with the costs of "
+            f"`{Path(str(profile)).name}`, {slowdown:g} times slower than measured, on {show.machine(real.header['machine'])}.",
+            "",
+            markdown(agreements),
+        ]
+    )
+
+
 def markdown(agreements: list[Agreement]) -> str:
-    """The table, and below it what should be the same and is not."""
+    """The table, and below it what should be the same and is not, and how many numbers are as near as they should be."""
     body = [
         [one.policy, c.name, c.shown(c.simulated), c.shown(c.real), _percent(c.error)]
         for one in agreements
@@ -102,9 +132,22 @@ def markdown(agreements: list[Agreement]) -> str:
         f"- {one.policy}: " + ("; ".join(one.differences) or "kills and rungs agree exactly")
         for one in agreements
     ]
-    errors = [abs(c.error) for one in agreements for c in one.compared if c.error is not None]
-    mean = f"Mean absolute error over {len(errors)} numbers: {100 * fmean(errors):.1f} %." if errors else ""
-    return "\n".join([table, "", *lines, "", mean, ""])
+    compared = [c for one in agreements for c in one.compared]
+    goals = [
+        _reached(what, [c for c in compared if c.goal == goal])
+        for what, goal in (("mean times", TIME_GOAL), ("peaks", PEAK_GOAL))
+    ]
+    return "\n".join([table, "", *lines, "", " ".join(filter(None, goals)), ""])
+
+
+def _reached(what: str, compared: list[Compared]) -> str:
+    """How many numbers are within their goal, and how far off they are on average."""
+    errors = [(abs(c.error), c.goal) for c in compared if c.error is not None and c.goal is not None]
+    if not errors:
+        return ""
+    near = sum(error <= goal for error, goal in errors)
+    mean = fmean(error for error, _ in errors)
+    return f"Of {len(errors)} {what} {near} are within {errors[0][1]:.0%}; they are {mean:.1%} off on average."
 
 
 # --- details ---
@@ -146,7 +189,7 @@ _DURATIONS: dict[str, Callable[[Run], list[float]]] = {
 
 
 def _parts(durations: Callable[[Run], list[float]]) -> Iterator[tuple[str, Callable[[Run], float | None]]]:
-    yield "mean", lambda run: fmean(found) if (found := durations(run)) else None
+    yield MEAN, lambda run: fmean(found) if (found := durations(run)) else None
     for percent in (50, 90, 99):
         yield f"p{percent}", lambda run, p=percent: nearest_rank(sorted(durations(run)), p)  # type: ignore[misc]
 
@@ -160,21 +203,21 @@ def _percent(error: float | None) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table of two run folders."""
+    """Print the page of two run folders."""
     if len(arguments) != 2:
         print("usage: python -m reports.agreement SIMULATED REAL", file=sys.stderr)
         return 2
     simulated, real = map(Path, arguments)
     both = sorted(p.parent.name for p in simulated.glob(f"*/{FILE_NAME}") if (real / p.parent.name).is_dir())
+    if not both:
+        print(f"molt: {simulated} and {real} have no policy in common", file=sys.stderr)
+        return 2
     try:
-        read = [
-            agreement(name, Run.read(simulated / name / FILE_NAME), Run.read(real / name / FILE_NAME))
-            for name in both
-        ]
+        runs = [(Run.read(simulated / name / FILE_NAME), Run.read(real / name / FILE_NAME)) for name in both]
     except LogError as error:
         print(f"molt: {error}", file=sys.stderr)
         return 2
-    print(markdown(read))
+    print(page(*runs[0], [agreement(name, *pair) for name, pair in zip(both, runs, strict=True)]))
     return 0
 
 

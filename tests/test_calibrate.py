@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from molt.core.costs import StepCost
+from molt.cli import app
+from molt.core.costs import RungCosts, StepCost, Stretch
+from molt.errors import InputError
 from molt.live.remote import RemoteEngine
 from molt.models.ladder_file import resolve
 from realproc.calibrate import fit_step, measured_engine
+from realproc.surroundings import PROMPT_TOKENS, added_ns, surrounded
 
 GRID = [(tokens, context) for tokens in (8, 32, 128) for context in (0, 128, 512, 1024)]
 COEFFICIENTS = st.tuples(st.floats(1e4, 1e8), st.floats(1e2, 1e6), st.floats(0, 1e3))
@@ -44,3 +50,35 @@ def test_an_engine_apart_is_a_process_that_ends_with_its_measuring() -> None:
         assert pid is not None
         assert psutil.pid_exists(pid)
     assert not psutil.pid_exists(pid)
+
+
+@given(COEFFICIENTS, st.floats(1.0, 3.0), st.integers(0, 10**7))
+def test_what_a_world_adds_is_added_once_to_every_step(
+    coefficients: tuple[float, float, float], factor: float, added: int
+) -> None:
+    read, decode = StepCost(*coefficients), StepCost(0.0, *coefficients[1:])
+    costs = RungCosts(load_ns=5, release_ns=7, read=read, decode=decode, healing=(Stretch(8, factor),))
+    within = surrounded(costs, added)
+    for context in (0, 500):
+        assert within.read.ns(64, context) - read.ns(64, context) in range(added - 1, added + 2)
+        assert within.decode.ns(1, context) - decode.ns(1, context) in range(added - 1, added + 2)
+    healing_ns = within.healing_ns(8, PROMPT_TOKENS) - costs.healing_ns(8, PROMPT_TOKENS)
+    assert abs(healing_ns - added) <= 1 + 1e-6 * within.healing_ns(8, PROMPT_TOKENS)
+    assert (within.load_ns, within.release_ns) == (5, 7)
+
+
+def test_a_world_adds_to_a_token_what_its_engine_does_not_take() -> None:
+    """Of costs that foretell nothing all of a token is added; of costs that foretell too much, nothing."""
+    spec = resolve("pico")
+    nothing = RungCosts(0, 0, StepCost(0, 0), StepCost(0, 0))
+    too_much = RungCosts(0, 0, StepCost(0, 0), StepCost(0, 1e12))
+    assert added_ns(spec, spec.ladder.rung("tier2"), nothing) > 100_000
+    assert added_ns(spec, spec.ladder.rung("tier2"), too_much) == 0
+
+
+def test_only_an_engine_apart_is_slowed_down(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    told = CliRunner().invoke(app, ["calibrate", "pico", "--slowdown", "10", "--out", str(profile)])
+    assert isinstance(told.exception, InputError)
+    assert "say --apart, too" in str(told.exception)
+    assert not profile.exists()

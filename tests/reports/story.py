@@ -39,7 +39,7 @@ HEADER: dict[str, Any] = {
     },
     "costs": {},
     "versions": {"python": "3.11", "molt": "0"},
-    "machine": {"cores": 2},
+    "machine": {"processor": "one", "cores": 2, "memory_bytes": 2**30, "system": "Linux"},
     "commit": "c0ffee",
 }
 
@@ -196,10 +196,10 @@ def scenario_with(*tenants: Mapping[str, Any]) -> dict[str, Any]:
 HANDOFF = e.Handoff(kl=0.25, jsd=0.1, jsd_floor=0.05, recovered_context=0.9)
 
 
-def survivor(text: tuple[str, str] = ("", "")) -> Story:
+def survivor(text: tuple[str, str] = ("", ""), **header: Any) -> Story:
     """One answer that changes its rung under pressure and is finished; ``text`` is what the rungs wrote."""
     return (
-        Story()
+        Story(**header)
         .budget(0, 1000)
         .memory(0, 1000, 0)
         .arrive(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,12 +40,32 @@ def test_kills_and_rungs_are_compared_exactly() -> None:
     assert not agreement("molt", survivor().run(), survivor().run()).differences
 
 
+def test_the_page_says_how_many_numbers_are_as_near_as_they_should_be() -> None:
+    near = agreement("molt", slower(19).end(900).run(), slower(20).record("kernel", 900, **KERNEL).run())
+    far = agreement("hold", slower(4).end(900).run(), slower(5).record("kernel", 900, **KERNEL).run())
+    told = markdown([near, far])
+    assert "Of 4 mean times 2 are within 10%; they are 12.5% off on average." in told
+    assert "Of 2 peaks 2 are within 5%; they are 0.0% off on average." in told
+
+
 def test_the_command_compares_what_both_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    real: dict[str, Any] = {"engine": "real", "real": {"slowdown": 10.0}}
     survivor().write(tmp_path / "sim" / "molt")
     survivor().write(tmp_path / "sim" / "hold")
-    survivor().write(tmp_path / "real" / "molt")
+    survivor(**real).write(tmp_path / "real" / "molt")
     assert main([str(tmp_path / "sim"), str(tmp_path / "real")]) == 0
     printed = capsys.readouterr().out
+    assert printed.startswith("# Simulated and real: ")
+    assert "10 times slower than measured" in printed
     assert "molt: kills and rungs agree exactly" in printed
     assert "hold" not in printed
     assert main(["one"]) == 2
+
+
+def test_runs_without_a_policy_in_common_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    survivor().write(tmp_path / "sim" / "molt")
+    survivor().write(tmp_path / "real" / "hold")
+    assert main([str(tmp_path / "sim"), str(tmp_path / "real")]) == 2
+    assert "have no policy in common" in capsys.readouterr().err
