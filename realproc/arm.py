@@ -29,9 +29,10 @@ from molt.live.remote import ChildSpec
 from molt.live.world import Heard, LiveWorld
 from molt.units import show_size
 from realproc.attendant import Attendant, SharedLog
-from realproc.budget import QUANTUM_BYTES
+from realproc.budget import QUANTUM_BYTES, Share
 from realproc.engine import WarmEngine
 from realproc.guard import BreachError
+from realproc.lookout import Vigil
 from realproc.pressure import SECOND_NS, Allocator, AllocatorSpec, Holding, Manner
 from realproc.pulse import Pulse
 from realproc.resident import MIB
@@ -338,8 +339,13 @@ class Arm:
             budget_bytes=self._stage.budget_bytes, listen=self._witness.hear,
         )  # fmt: skip
         reaction_ns = reaction(run, self._pulse)
-        vigil = self._home.vigil(setting.signal, self._stage.share, reaction_ns())
-        self._attendant = Attendant(self._stage, self._world, self._log, vigil, self._pulse, reaction_ns, [])
+
+        def vigil_of(share: Share) -> Vigil:
+            return self._home.vigil(setting.signal, share, reaction_ns())
+
+        self._attendant = Attendant(
+            self._stage, self._world, self._log, vigil_of, self._pulse, reaction_ns, []
+        )
         self._begin.set()
         self._attendant.start()
 

@@ -97,14 +97,16 @@ class Attendant:
         stage: Stage,
         world: LiveWorld,
         log: Log,
-        vigil: Vigil,
+        vigil_of: Callable[[Share], Vigil],
         pulse: Pulse,
         reaction_ns: Callable[[], int],
         due: Iterable[Due],
     ) -> None:
-        """``reaction_ns`` says how long the world takes to give memory back, as it seems now."""
+        """``vigil_of`` makes what wakes below a limit, ``InputError`` if it cannot; it is closed here. ``reaction_ns``
+        says how long the world takes to give memory back, as it seems now."""
         self._pulse = pulse
-        self._stage, self._world, self._log, self._vigil = stage, world, log, vigil
+        self._stage, self._world, self._log = stage, world, log
+        self._vigil_of, self._vigil, self._is_resized = vigil_of, vigil_of(stage.share), False
         self._reaction_ns = reaction_ns
         self._teller = Teller(stage.share, stage.told_bytes)
         self._due = sorted(due, key=lambda one: one.at_ns)
@@ -148,6 +150,7 @@ class Attendant:
         stage = self._stage
         stage.share, stage.budget_bytes = stage.place.resize(stage.share, budget_bytes), budget_bytes
         self._teller = Teller(stage.share, budget_bytes)
+        self._is_resized = True
         self._world.budget(budget_bytes)
 
     def forget_held(self) -> None:
@@ -163,6 +166,7 @@ class Attendant:
         """Go, and raise what had gone wrong, if anything."""
         self._is_over = True
         self._thread.join()
+        self._vigil.close()
         self.check()
 
     # -- the thread
@@ -182,6 +186,10 @@ class Attendant:
             self._world.stop(f"{type(error).__name__}: {error}")
 
     def _attend(self) -> None:
+        if self._is_resized:
+            self._is_resized = False
+            self._vigil.close()
+            self._vigil = self._vigil_of(self._stage.share)
         next_ns = min([self._counted_ns + COUNT_NS, *(one.at_ns for one in self._due[:1])])
         seen = self._vigil.look(self._start_ns + next_ns)
         self._note_pressure()

@@ -68,7 +68,7 @@ def judge(earlier: Sequence[Observation], now: Observation, reaction: Reaction) 
 
 
 class Vigil:
-    """Sleeps until a signal comes, and from then on looks every 10 ms for a while. Closes nothing.
+    """Sleeps until a signal comes, and from then on looks every 10 ms for a while. ``close`` closes the signal.
 
     A signal that is nothing but looking at an interval is always awake.
     """
@@ -98,6 +98,10 @@ class Vigil:
     def stay_awake(self, since_ns: int) -> None:
         """There is a reason to look closely for a second."""
         self._alert_until_ns = since_ns + ALERT_NS
+
+    def close(self) -> None:
+        """Nothing wakes any more."""
+        self._signal.close()
 
     def awake(self, at_ns: int) -> bool:
         """Whether it was looking closely at a time, or always is."""

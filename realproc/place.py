@@ -22,7 +22,7 @@ from realproc.guard import Ceilings, Guard
 from realproc.lookout import LOOK_NS, SECOND_NS, Vigil
 from realproc.record import stalls
 from realproc.resident import MIB
-from realproc.signals import SIGNALS, Meter, Observation, best_signal
+from realproc.signals import SIGNALS, Observation, best_signal
 
 WARM_UP_BYTES = 1024 * MIB
 """What Python, tensor libraries and their warming up may take, before it is known what they do take."""
@@ -94,7 +94,7 @@ class LimitedPlace:
         ahead_bytes = FASTEST_BYTES_PER_S * (reaction_ns + LOOK_NS) // SECOND_NS
         wake_bytes = max(share.base_bytes, share.line_bytes - ahead_bytes)
         make = best_signal if signal == "best" else SIGNALS[signal]
-        return Vigil(make(self._group, wake_bytes), Meter.of(self._group).read)
+        return Vigil(make(self._group, wake_bytes), observe_nothing)
 
     def standing(self, pid: int | None, taken_bytes: int) -> Standing:
         return self._ledger.read(time.monotonic_ns(), pid)

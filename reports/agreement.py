@@ -95,7 +95,7 @@ def rung_sequences(run: Run) -> dict[str, tuple[str, ...]]:
 
 def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
     """The page: what was run, where, and how well it agrees. Both runs are of any one policy."""
-    name = real.scenario["name"]
+    name, machine = real.scenario["name"], show.machine(real.header["machine"])
     profile, slowdown = real.scenario.get("profile"), real.header["real"]["slowdown"]
     made = [
         f"`{command(name, module)}`, {what} at commit {run.header['commit']}"
@@ -109,7 +109,7 @@ def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
             f"# Simulated and real: {name}",
             "",
             f"Made by `python -m reports.agreement SIMULATED REAL` of {made[0]}, and {made[1]}, with the costs of "
-            f"`{Path(str(profile)).name}`, {slowdown:g} times slower than measured, on {show.machine(real.header['machine'])}.",
+            f"`{Path(str(profile)).name}`, {slowdown:g} times slower than measured, on {machine}.",
             "",
             markdown(agreements),
         ]
@@ -117,7 +117,7 @@ def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
 
 
 def markdown(agreements: list[Agreement]) -> str:
-    """The table, and below it what should be the same and is not, and how many numbers are as near as they should be."""
+    """The table; below it what should be the same and is not, and how many numbers are as near as they should be."""
     body = [
         [one.policy, c.name, c.shown(c.simulated), c.shown(c.real), _percent(c.error)]
         for one in agreements
@@ -147,7 +147,9 @@ def _reached(what: str, compared: list[Compared]) -> str:
         return ""
     near = sum(error <= goal for error, goal in errors)
     mean = fmean(error for error, _ in errors)
-    return f"Of {len(errors)} {what} {near} are within {errors[0][1]:.0%}; they are {mean:.1%} off on average."
+    return (
+        f"Of {len(errors)} {what} {near} are within {errors[0][1]:.0%}; they are {mean:.1%} off on average."
+    )
 
 
 # --- details ---

@@ -133,7 +133,9 @@ def test_loading_works_within_the_scratch_of_its_rung(dest: str) -> None:
     spec = resolve("pico")
     with LiveBytes() as loading:
         rung = loader.load(spec.rung(dest))
-    assert rung.weight_bytes == spec.ladder.rung(dest).weight_bytes  # which lie in an arena, and are not seen here
+    assert (
+        rung.weight_bytes == spec.ladder.rung(dest).weight_bytes
+    )  # which lie in an arena, and are not seen here
     assert loading.peak <= spec.ladder.rung(dest).scratch_bytes
 
 

@@ -94,7 +94,10 @@ class Sight:
     """A vigil that looks every millisecond, and is awake if the test says so."""
 
     def __init__(self, awake: bool) -> None:
-        self._awake = awake
+        self._awake, self.is_closed = awake, False
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def look(self, until_ns: int) -> Observation:
         time.sleep(0.001)
@@ -131,11 +134,17 @@ class Scene:
             budget_bytes=SHARE.budget_bytes(0),
             told_bytes=SHARE.budget_bytes(0),
         )
+        self.sights: dict[int, Sight] = {}
+
+        def vigil_of(share: Share) -> Vigil:
+            sight = self.sights[share.limit_bytes] = Sight(awake)
+            return cast(Vigil, sight)
+
         self.attendant = Attendant(
             self.stage,
             cast(LiveWorld, self.world),
             SharedLog(io.StringIO() if sink is None else sink, {}),
-            cast(Vigil, Sight(awake)),
+            vigil_of,
             cast(Pulse, Beat()),
             lambda: 0,
             due,
@@ -183,6 +192,15 @@ def test_a_late_signal_leaves_it_in_the_dark_but_for_another_limit() -> None:
         assert scene.world.budgets == [40 * MIB]
         assert scene.stage.share == SHARE.of(40 * MIB)
         assert scene.stage.budget_bytes == 40 * MIB
+
+
+def test_what_wakes_goes_by_the_limit_of_now_and_is_closed_in_the_end() -> None:
+    with Scene() as scene:
+        scene.attendant.resize(40 * MIB)
+        scene.seen()
+        before, now = (scene.sights[share.limit_bytes] for share in (SHARE, SHARE.of(40 * MIB)))
+        assert (before.is_closed, now.is_closed) == (True, False)
+    assert now.is_closed
 
 
 def test_what_others_take_is_written_when_it_changes() -> None:
