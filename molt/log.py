@@ -42,7 +42,6 @@ from molt.errors import InputError
 SCHEMA = 1
 
 _EVENT_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(events.AnyEvent)}
-_DECISION_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(decisions.AnyDecision)}
 
 
 _PLAIN_TYPES = frozenset({int, str, float, bool, type(None)})
@@ -112,11 +111,6 @@ def issubclass_safe(candidate: Any, parent: type) -> bool:
 def event_from(record: Mapping[str, Any]) -> events.AnyEvent:
     """The event of a record of kind ``event`` or ``outcome``."""
     return restore(_EVENT_TYPES[record["type"]], record)
-
-
-def decision_from(record: Mapping[str, Any]) -> decisions.AnyDecision:
-    """The decision of a record of kind ``decision``."""
-    return restore(_DECISION_TYPES[record["type"]], record)
 
 
 class Log:

@@ -1,12 +1,5 @@
-"""When to act: on usage, and on where usage will be by the time that the action has worked.
-
-Asleep until a signal wakes it, the lookout then looks every 10 ms for 1 s, as Android's lmkd does, and says so when
-
-    usage + rate * reaction > limit - margin
-
-``reaction`` is everything between now and the memory being back: deciding, the token under way, releasing. ``rate`` is
-that of the newest observations; a fall counts as no growth.
-"""
+"""When to look, and how fast usage grows: as Android's lmkd does, asleep until a signal wakes it, then every 10 ms for
+1 s. The rate is that of the newest observations; a fall counts as no growth."""
 
 from __future__ import annotations
 
@@ -14,9 +7,8 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from realproc.signals import MS_NS, Meter, Observation, Signal
+from realproc.signals import MS_NS, Observation, Signal
 
 SECOND_NS = 1000 * MS_NS
 LOOK_NS = 10 * MS_NS
@@ -28,43 +20,12 @@ The slowest polling, every 100 ms, must find its last observation in there, howe
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Reaction:
-    """How long a release takes from the decision on, and how much is to stay free whatever happens."""
-
-    duration_ns: int
-    margin_bytes: int
-
-    def wake_bytes(self, limit_bytes: int, rate_bytes_per_s: int) -> int:
-        """The usage at which to wake so that growth at most this fast is met in time; not below nothing."""
-        ahead = rate_bytes_per_s * (self.duration_ns + LOOK_NS) // SECOND_NS
-        return max(0, limit_bytes - self.margin_bytes - ahead)
-
-
-@dataclass(frozen=True, slots=True)
-class Alarm:
-    """Act now: what was seen, how fast it grows, and where it will be when the reaction has taken its time."""
-
-    seen: Observation
-    rate_bytes_per_s: int
-    expected_bytes: int
-
-
 def growth(earlier: Sequence[Observation], now: Observation) -> int:
     """Bytes per second since the newest earlier observation that is old enough; 0 for a fall, or without one."""
     for before in reversed(earlier):
         if RATE_MIN_NS <= (since_ns := now.at_ns - before.at_ns) <= RATE_MAX_NS:
             return max(0, (now.usage_bytes - before.usage_bytes) * SECOND_NS // since_ns)
     return 0
-
-
-def judge(earlier: Sequence[Observation], now: Observation, reaction: Reaction) -> Alarm | None:
-    """The alarm that some observations give, if any."""
-    rate = growth(earlier, now)
-    expected_bytes = now.usage_bytes + rate * reaction.duration_ns // SECOND_NS
-    if expected_bytes <= now.limit_bytes - reaction.margin_bytes:
-        return None
-    return Alarm(now, rate, expected_bytes)
 
 
 class Vigil:
@@ -106,30 +67,6 @@ class Vigil:
     def awake(self, at_ns: int) -> bool:
         """Whether it was looking closely at a time, or always is."""
         return at_ns < self._alert_until_ns or self._signal.fileno() is None
-
-
-class Lookout:
-    """Waits on a signal, and looks closely for a while when it comes. Closes neither signal nor meter."""
-
-    def __init__(self, signal: Signal, meter: Meter, reaction: Reaction) -> None:
-        self._vigil, self._reaction = Vigil(signal, meter.read), reaction
-        self._recent: deque[Observation] = deque()
-
-    def wait(self, within_ns: int) -> Alarm | None:
-        """The next reason to act; ``None`` if there is none within this time.
-
-        After an alarm it stays awake: calling again says whether the reason is still there.
-        """
-        until_ns = time.monotonic_ns() + within_ns
-        while True:
-            seen = self._vigil.look(until_ns)
-            alarm = judge(self._recent, seen, self._reaction)
-            remember(self._recent, seen)
-            if alarm is not None:
-                self._vigil.stay_awake(seen.at_ns)
-                return alarm
-            if seen.at_ns >= until_ns:
-                return None
 
 
 def remember(recent: deque[Observation], seen: Observation) -> None:

@@ -9,19 +9,32 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import deque
 from pathlib import Path
 
 from molt.live import lifeline
 from realproc import cgroup
 from realproc.cgroup import GroupV1
-from realproc.lookout import SECOND_NS, Lookout, Reaction
+from realproc.lookout import LOOK_NS, SECOND_NS, Vigil, growth, remember
 from realproc.resident import MIB, Blocks
-from realproc.signals import SIGNALS, Meter
+from realproc.signals import SIGNALS, Meter, Observation
 
 HELD_BYTES = 64 * MIB
 LIMIT_BYTES = 128 * MIB
 RATE_BYTES_PER_S = 48 * MIB
-REACTION = Reaction(duration_ns=SECOND_NS // 2, margin_bytes=4 * MIB)
+REACTION_NS = SECOND_NS // 2
+LINE_BYTES = LIMIT_BYTES - 4 * MIB
+
+
+def wait_until_short(vigil: Vigil) -> None:
+    """Until usage would be above the line when the reaction is over."""
+    recent: deque[Observation] = deque()
+    while True:
+        seen = vigil.look(time.monotonic_ns() + SECOND_NS)
+        if seen.usage_bytes + growth(recent, seen) * REACTION_NS // SECOND_NS > LINE_BYTES:
+            return
+        remember(recent, seen)
 
 
 def main(folder: Path, policy: str) -> None:
@@ -32,12 +45,13 @@ def main(folder: Path, policy: str) -> None:
     group, blocks = GroupV1(folder), Blocks()
     while blocks.resident_bytes < HELD_BYTES:
         blocks.grow(MIB)
-    lookout = None
+    vigil = None
     if policy != "hold":
-        signal = SIGNALS[policy](group, REACTION.wake_bytes(LIMIT_BYTES, RATE_BYTES_PER_S))
-        lookout = Lookout(signal, Meter.of(group), REACTION)
+        ahead_bytes = RATE_BYTES_PER_S * (REACTION_NS + LOOK_NS) // SECOND_NS
+        vigil = Vigil(SIGNALS[policy](group, LINE_BYTES - ahead_bytes), Meter.of(group).read)
     print("ready", flush=True)
-    if lookout is not None and lookout.wait(60 * SECOND_NS) is not None:
+    if vigil is not None:
+        wait_until_short(vigil)
         while blocks.resident_bytes:
             blocks.shrink()
         print("released", flush=True)
