@@ -1,9 +1,9 @@
-"""Kernels that an INT8 rung could use: time and memory traffic, by shape and number of tokens.
+"""Kernels that rungs could use: time and memory traffic, by shape and number of tokens.
 
 ``python -m benchmarks.kernels [--tokens 1 8 128] [--rounds 9] [--out benchmarks/results/kernels.json]``
 
 The matrices are those of the Qwen2.5 0.5B, all of its layers, so that no cache holds them from one use to the
-next; the values are random. All candidates lie in memory at once (5 GB) and are timed in turns. GB/s counts
+next; the values are random. All candidates lie in memory at once (7 GB) and are timed in turns. GB/s counts
 the bytes of the weights alone; "roof" is the speed of plain reading (``benchmarks.timing.roof``). Accuracy is
 not measured here but by ``benchmarks.decode``: a kernel that quantises a whole chunk of tokens with one scale
 (fbgemm, marked *) is no candidate for prefill, however fast.
@@ -38,6 +38,12 @@ def fp32(weight: Tensor) -> Product:
     """``linear`` in float32."""
     wide = weight.float()
     return lambda x: functional.linear(x, wide)
+
+
+def fp32_onednn(weight: Tensor) -> Product:
+    """oneDNN in float32, weights as they are."""
+    wide = weight.float()
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, wide, None, "none", [], "")
 
 
 def bf16(weight: Tensor) -> Product:
@@ -105,6 +111,7 @@ def int4_packed(weight: Tensor) -> Product:
 
 CANDIDATES: dict[str, tuple[Callable[[Tensor], Product], float]] = {
     "fp32 linear": (fp32, 4),
+    "fp32 oneDNN": (fp32_onednn, 4),
     "bf16 linear": (bf16, 2),
     "bf16 oneDNN, packed": (bf16_packed, 2),
     "int8 _int_mm(x, W.T)": (int8_right, 1),

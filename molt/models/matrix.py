@@ -1,5 +1,8 @@
 """A weight matrix at a precision, behind one small interface: the one place with kernels.
 
+float32: torch multiplies with MKL, which on processors that are not its maker's takes 1.1 to 2 times as long as oneDNN
+does for several tokens, most for few; for one they are alike (``benchmarks/kernels.py``). So there it is oneDNN.
+
 INT8: a matrix is ``weight`` int8 ``(out, in)`` and ``scale`` float32 ``(out,)`` with ``row = weight * scale``;
 a tied head and its embedding are the same two tensors. Activations are quantised per token, never per tensor:
 the first token of a text is often hundreds of times larger than the rest and would take all the resolution.
@@ -19,6 +22,7 @@ embedding looked up. What it does depends on shape and type:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -30,6 +34,25 @@ SCALE_MIN = 1e-30  # of a row of zeros
 FEW_TOKENS = 16
 ZERO = 128  # what stands for 0 in an unsigned token
 ZERO_ROUNDED = torch.tensor(ZERO + 0.5)  # the half makes a truncation a rounding
+
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def prefers_onednn(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether several tokens in float32 go through oneDNN: where torch has its operation, on an x86 processor that is
+    not of the maker of MKL."""
+    has_it = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    try:
+        vendors = [
+            line for line in cpuinfo.read_text("ascii", "replace").split("\n") if line.startswith("vendor_id")
+        ]
+    except OSError:
+        vendors = []
+    return has_it and bool(vendors) and "GenuineIntel" not in vendors[0]
+
+
+PREFERS_ONEDNN = prefers_onednn()
 
 
 class Matrix(Protocol):
@@ -51,6 +74,8 @@ class FloatMatrix:
 
     def linear(self, x: Tensor) -> Tensor:
         """See ``Matrix``."""
+        if PREFERS_ONEDNN and len(x) > 1 and self.weight.dtype == torch.float32 and self.weight.is_cpu:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
         return functional.linear(x, self.weight, self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:

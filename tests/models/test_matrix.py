@@ -1,8 +1,9 @@
-"""INT8: how far a quantised matrix may be from its original, and what it does to a real rung."""
+"""Kernels: what they compute; how far an INT8 matrix may be from its original, and what it does to a real rung."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from molt.models.matrix import (
     ZERO,
     FloatMatrix,
     Int8Matrix,
+    prefers_onednn,
     quantise_rows,
     quantise_token,
     row_offsets,
@@ -46,6 +48,37 @@ def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x8.double(), scale.double()
     x8, token_scale = quantise_token(x)
     return x8.double() - ZERO, torch.tensor([[token_scale]])
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+@given(SIZES, SIZES, SIZES, st.integers(0, 9), st.booleans())
+def test_float_products_are_the_same_whoever_multiplies(
+    onednn: bool, tokens: int, columns: int, rows: int, seed: int, has_bias: bool
+) -> None:
+    if onednn and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    x, weight = random_matrix(tokens, columns, seed), random_matrix(rows, columns, seed + 1)
+    bias = torch.arange(rows, dtype=torch.float32) if has_bias else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix, "PREFERS_ONEDNN", onednn)
+        found = FloatMatrix(weight, bias).linear(x)
+    expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    size = (x.double().abs() @ weight.double().abs().T).max().item() + 1
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6 * size)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "prefers"), [("AuthenticAMD", True), ("GenuineIntel", False), (None, False)]
+)
+def test_onednn_multiplies_where_mkl_is_not_at_home(
+    tmp_path: Path, vendor: str | None, prefers: bool
+) -> None:
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN")
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\n" + (f"vendor_id\t: {vendor}\n" if vendor else "CPU part\t: 0xd40\n"))
+    assert prefers_onednn(cpuinfo) is prefers
+    assert not prefers_onednn(tmp_path / "nothing")
 
 
 @given(SIZES, SIZES, st.integers(0, 9))

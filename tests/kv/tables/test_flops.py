@@ -15,6 +15,7 @@ from molt.kv.map_file import MapCard
 from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.kv.tables.flops import map_flops, transplant_flops
 from molt.kv.transplant import Islands, transplant
+from molt.models import matrix
 from molt.models.flops import PER_MULTIPLY_ADD, read_flops
 from molt.models.model_config import ModelShape, RopeShape
 from molt.server.savings import _map_size
@@ -39,6 +40,12 @@ HAND = ModelShape(
     activation="silu",
     rope=RopeShape("default", 1e4),
 )
+
+
+@pytest.fixture(autouse=True)
+def countable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch counts the products of its own kernels only."""
+    monkeypatch.setattr(matrix, "PREFERS_ONEDNN", False)
 
 
 def test_a_read_of_two_tokens_counted_by_hand() -> None:
