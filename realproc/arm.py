@@ -58,7 +58,9 @@ PAGES_A_TABLE = 512
 """For so many small pages, or for the huge one in their place, the kernel keeps another as their table."""
 LOOK_S = 0.002
 PATIENCE_S = 60.0
-"""How long anything of a trial may take before the trial is void."""
+"""How long anything of a trial may take before the trial is void; an answer may take what is foretold of it besides."""
+SLOWER_MAX = 4
+"""How many times as long as is foretold."""
 AFTER_S = 0.15
 """How long a process is watched after others have got what they wanted: a kill comes at once or not at all."""
 
@@ -172,6 +174,7 @@ class Arm:
         self._tenant = run.scenario.tenants[0]
         self._pulse = Pulse(longest_step_ns(run))
         self._witness = Witness(self._pulse)
+        self._answer_s = PATIENCE_S + SLOWER_MAX * answer_ns(run) / SECOND_NS
         self._stack = ExitStack()
         self._records = io.StringIO()
         self._warm, self._begin = threading.Event(), threading.Event()
@@ -201,7 +204,7 @@ class Arm:
             self._forget()
             kills, pid = self._kills(), stage.engine.pid
             self._world_of().ask(tenant, self._tenant.kind, self._tenant.request)
-            witness.wait(lambda w: len(w.tokens) >= pressing.tokens, "the first tokens")
+            witness.wait(lambda w: len(w.tokens) >= pressing.tokens, "the first tokens", self._answer_s)
             self._attendant.heard.clear()
             self._take(self._all_but(pressing.left_bytes), pressing.manner)
             self._see_it_end()
@@ -290,7 +293,7 @@ class Arm:
             with contextlib.suppress(VoidError):  # nobody died: that is what is to be seen
                 witness.wait(lambda w: not w.is_up, "a kill", AFTER_S)
         if witness.is_up:
-            witness.wait(lambda w: w.is_finished or not w.is_up, "the end of the answer")
+            witness.wait(lambda w: w.is_finished or not w.is_up, "the end of the answer", self._answer_s)
 
     def _reliefs(self) -> tuple[Part, ...]:
         """Of the records of this trial, which go to the file of raw records."""
@@ -377,6 +380,13 @@ class Arm:
                     part()
         self._begin.set()
         self._thread.join()
+
+
+def answer_ns(run: Job) -> int:
+    """What the answer of a trial takes on the largest rung, by the profile, from nothing on."""
+    costs, request = run.costs.rungs[run.spec.ladder.top.name], run.scenario.tenants[0].request
+    cells = len(request.prompt_ids)
+    return costs.load_ns + costs.read.ns(cells, cells // 2) + request.max_tokens * costs.decode.ns(1, cells)
 
 
 def fastest(reports: Sequence[Holding]) -> int:
