@@ -234,6 +234,7 @@ class Arm:
     def _come_to_rest(self) -> None:
         """The engine is there, and so are others, who take nothing."""
         if not self._stage.allocator.alive:  # the kernel may have taken it beside the engine
+            self._stage.place.check()  # or the whole run has been stopped
             spec = AllocatorSpec(group=self._home.folder)
             self._stage.allocator = self._stack.enter_context(Allocator(spec))
         self._witness.wait(lambda w: w.is_up, "an engine")

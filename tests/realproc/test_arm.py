@@ -184,6 +184,19 @@ def test_others_that_do_not_get_what_they_want_make_a_trial_void(
         assert arm.did[-3:] == [("hold", 0), ("leave", "chat-0"), ("resize", FULL.budget_bytes(0))]
 
 
+def test_an_allocator_that_went_with_the_whole_run_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped() -> None:
+        raise BreachError("the machine has too little left")
+
+    with Staged(tmp_path, survives) as arm:
+        monkeypatch.setattr(arm, "alive", False)
+        monkeypatch.setattr(arm, "check", stopped)
+        with pytest.raises(BreachError, match="too little left"):
+            arm.try_once(PRESSING)
+
+
 def test_without_a_world_there_are_no_more_trials(tmp_path: Path) -> None:
     with Staged(tmp_path, survives) as arm:
         arm._failure = RuntimeError("made up")
