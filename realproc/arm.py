@@ -29,7 +29,7 @@ from molt.live.remote import ChildSpec
 from molt.live.world import Heard, LiveWorld
 from molt.units import show_size
 from realproc.attendant import Attendant, SharedLog
-from realproc.budget import QUANTUM_BYTES, Share
+from realproc.budget import Share
 from realproc.engine import WarmEngine
 from realproc.guard import BreachError
 from realproc.lookout import Vigil
@@ -250,11 +250,10 @@ class Arm:
     def _give_room(self, room_bytes: int) -> None:
         """The limit leaves the process so much, and it has been told.
 
-        It is told a little less where it has a large rung loaded already, whose tables were not there when the base was
-        measured.
+        It may be told less, within the margin: at rest it may hold what was not there when its base was measured.
         """
         self._attendant.resize(room_bytes)
-        inexact_bytes = 2 * QUANTUM_BYTES + room_bytes // PAGES_A_TABLE
+        inexact_bytes = self._stage.share.margin_bytes
         try:
             self._witness.wait(
                 lambda w: abs(w.budget_bytes - room_bytes) <= inexact_bytes,

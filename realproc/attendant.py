@@ -24,7 +24,7 @@ from molt.live.remote import RemoteEngine
 from molt.live.world import LiveWorld
 from molt.log import Log
 from molt.scenario import ResolvedTenant
-from realproc.budget import Share, Teller
+from realproc.budget import Excess, Share, Teller
 from realproc.lookout import Vigil
 from realproc.place import Place
 from realproc.pressure import Allocator, Holding, Targets
@@ -108,7 +108,7 @@ class Attendant:
         self._stage, self._world, self._log = stage, world, log
         self._vigil_of, self._vigil, self._is_resized = vigil_of, vigil_of(stage.share), False
         self._reaction_ns = reaction_ns
-        self._teller = Teller(stage.share, stage.told_bytes)
+        self._teller, self._excess = Teller(stage.share, stage.told_bytes), Excess()
         self._due = sorted(due, key=lambda one: one.at_ns)
         self._thread = threading.Thread(target=self._attend_or_stop, name="attendant", daemon=True)
         self._is_over = False
@@ -217,8 +217,12 @@ class Attendant:
         standing = self._stage.place.standing(self._stage.engine.pid, self._taken_bytes)
         self._held_max_bytes = max(self._held_max_bytes, standing.held_bytes)
         self._own_max_bytes = max(self._own_max_bytes, standing.own_bytes)
+        excess_bytes = self._excess.see(standing, self._stage.share.base_bytes + self._pulse.booked_bytes)
         told = self._teller.hear(
-            standing, awake=awake, reaction_ns=self._reaction_ns(), kept_bytes=self._pulse.kept_bytes
+            standing.beyond(excess_bytes),
+            awake=awake,
+            reaction_ns=self._reaction_ns(),
+            kept_bytes=self._pulse.kept_bytes,
         )
         if told is None:
             return

@@ -5,7 +5,8 @@ Rules of this module:
 - Scenarios count weights, scratch and caches. An engine process needs more: Python, torch, their heaps. That *base* is
   measured when the process is at rest, before an answer begins, and taken off the limit together with a *margin* for
   what is not exact in anybody's books (the kernel counts in batches of half a MiB, page tables grow).
-- Others are whoever uses the rest. What the kernel can drop by itself (clean file pages) is nobody's.
+- Others are whoever uses the rest. What the kernel can drop by itself (clean file pages) is nobody's. What the engine
+  holds beyond its base and its books for a while counts as others': libraries keep code and buffers that no book has.
 - A fall is told at once, and ahead of time when others grow so fast that they would meet the limit before the process
   has reacted. It is told only while the signal is awake: a late signal leaves the process in the dark.
 - A rise is told when it has lasted a while, whatever the signal: nothing is in danger while it waits.
@@ -29,6 +30,7 @@ from realproc.signals import MS_NS, Observation
 
 QUANTUM_BYTES = MIB
 """Changes below this are noise: the kernel charges a group, and counts a process, in batches."""
+NOISE_BYTES = 8 * QUANTUM_BYTES
 READINGS_MAX = 4
 CALM_NS = 100 * MS_NS
 """How long a rise must last."""
@@ -69,6 +71,10 @@ class Standing:
         """What is not the engine's."""
         return max(0, self.held_bytes - self.own_bytes)
 
+    def beyond(self, excess_bytes: int) -> Standing:
+        """The same, with a part of the engine's counted as others'."""
+        return replace(self, own_bytes=max(0, self.own_bytes - excess_bytes))
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -78,6 +84,24 @@ class Told:
     budget_bytes: int
     standing: Standing
     rate_bytes_per_s: int
+
+
+class Excess:
+    """What an engine holds beyond its base and its books, and has held for a while.
+
+    For moments it may be more, as when a switch has given something back that is still on its way to the system.
+    """
+
+    def __init__(self) -> None:
+        self._lately: deque[tuple[int, int]] = deque()
+
+    def see(self, standing: Standing, known_bytes: int) -> int:
+        """The excess now; ``known_bytes`` are base and books together."""
+        while len(self._lately) > 1 and standing.at_ns - self._lately[1][0] >= CALM_NS:
+            self._lately.popleft()
+        self._lately.append((standing.at_ns, max(0, standing.own_bytes - known_bytes)))
+        has_lasted = standing.at_ns - self._lately[0][0] >= CALM_NS
+        return min(excess for _, excess in self._lately) if has_lasted else 0
 
 
 class Teller:
@@ -108,9 +132,13 @@ class Teller:
         return Told(standing.at_ns, self._told_bytes, standing, rate)
 
     def _rate(self, others: Observation) -> int:
-        """How fast others grow, if they have grown by more than what nobody's books have exactly, the margin."""
+        """How fast others grow, if they have grown by more than what nobody's books have exactly.
+
+        That is the margin, but no more than ``NOISE_BYTES`` of it: the margin of a large model is what others take in a
+        third of a second.
+        """
         least_bytes = min((seen.usage_bytes for seen in self._recent), default=others.usage_bytes)
-        noise_bytes = max(QUANTUM_BYTES, self._share.margin_bytes)
+        noise_bytes = max(QUANTUM_BYTES, min(self._share.margin_bytes, NOISE_BYTES))
         return growth(self._recent, others) if others.usage_bytes >= least_bytes + noise_bytes else 0
 
     def _budget(self, standing: Standing, ahead_bytes: int, kept_bytes: int) -> int:

@@ -20,8 +20,8 @@ class Pulse:
         """``longest_ns`` is what a step may take at the most, and is assumed until the first has ended."""
         self._longest_ns = longest_ns
         self._has_begun, self._begin_ns = threading.Event(), 0
-        self.kept_bytes = 0
-        """What caches take, by the books of the world."""
+        self.kept_bytes = self.booked_bytes = 0
+        """What caches, and all together, take by the books of the world."""
         self._last_ns = time.monotonic_ns()
         self._lately: deque[int] = deque([longest_ns], maxlen=REMEMBERED)
 
@@ -29,7 +29,7 @@ class Pulse:
         """Something has happened in the world."""
         now_ns = time.monotonic_ns()
         if isinstance(heard, MemorySample):
-            self.kept_bytes = sum(heard.parts.get("kv", {}).values())
+            self.kept_bytes, self.booked_bytes = sum(heard.parts.get("kv", {}).values()), heard.usage_bytes
             if not self._has_begun.is_set():
                 self._begin_ns = now_ns - heard.at_ns
                 self._has_begun.set()

@@ -1,7 +1,8 @@
 """A weight matrix at a precision, behind one small interface: the one place with kernels.
 
 float32: torch multiplies with MKL, which on processors that are not its maker's takes 1.1 to 2 times as long as oneDNN
-does for several tokens, most for few; for one they are alike (``benchmarks/kernels.py``). So there it is oneDNN.
+does for several tokens, most for few; for one they are alike (``benchmarks/kernels.py``). So there it is oneDNN, for
+large matrices: it keeps half a MiB of code for every shape and number of tokens.
 
 INT8: a matrix is ``weight`` int8 ``(out, in)`` and ``scale`` float32 ``(out,)`` with ``row = weight * scale``;
 a tied head and its embedding are the same two tensors. Activations are quantised per token, never per tensor:
@@ -53,6 +54,7 @@ def prefers_onednn(cpuinfo: Path = CPUINFO) -> bool:
 
 
 PREFERS_ONEDNN = prefers_onednn()
+ONEDNN_LEAST_BYTES = 4 * 1024 * 1024
 
 
 class Matrix(Protocol):
@@ -74,9 +76,11 @@ class FloatMatrix:
 
     def linear(self, x: Tensor) -> Tensor:
         """See ``Matrix``."""
-        if PREFERS_ONEDNN and len(x) > 1 and self.weight.dtype == torch.float32 and self.weight.is_cpu:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
-        return functional.linear(x, self.weight, self.bias)
+        weight = self.weight
+        is_large = weight.dtype == torch.float32 and weight.is_cpu and weight.nbytes >= ONEDNN_LEAST_BYTES
+        if PREFERS_ONEDNN and len(x) > 1 and is_large:
+            return torch.ops.mkldnn._linear_pointwise(x, weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        return functional.linear(x, weight, self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:
         """See ``Matrix``."""

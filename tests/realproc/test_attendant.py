@@ -32,14 +32,15 @@ class Place:
     """A place whose usage the test says."""
 
     def __init__(self) -> None:
-        self.others_bytes = 0
+        self.others_bytes = self.excess_bytes = 0
         self.kills = self.looks = 0
         self.breach: str | None = None
         self.engines: list[int] = []
 
     def standing(self, pid: int | None, taken_bytes: int) -> Standing:
         self.looks += 1
-        return Standing(time.monotonic_ns(), SHARE.base_bytes + self.others_bytes, SHARE.base_bytes)
+        own_bytes = SHARE.base_bytes + self.excess_bytes
+        return Standing(time.monotonic_ns(), own_bytes + self.others_bytes, own_bytes)
 
     def resize(self, share: Share, budget_bytes: int) -> Share:
         return share.of(budget_bytes)
@@ -111,6 +112,7 @@ class Beat:
     """A pulse of a world that has begun."""
 
     kept_bytes = 0
+    booked_bytes = 0
 
     def begin_ns(self, within_s: float) -> int:
         return time.monotonic_ns()
@@ -180,6 +182,13 @@ def test_a_fall_is_told_and_written_down() -> None:
     assert told["budget_bytes"] == SHARE.budget_bytes(30 * MIB)
     assert told["held_bytes"] == SHARE.base_bytes + 30 * MIB
     assert told["own_bytes"] == SHARE.base_bytes
+
+
+def test_what_the_engine_holds_beyond_its_books_is_no_budget() -> None:
+    with Scene() as scene:
+        scene.place.excess_bytes = 6 * MIB
+        scene.world.until(lambda w: bool(w.budgets))
+        assert scene.world.budgets == [SHARE.budget_bytes(6 * MIB)]
 
 
 def test_a_late_signal_leaves_it_in_the_dark_but_for_another_limit() -> None:

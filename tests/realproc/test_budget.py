@@ -9,7 +9,16 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realproc.budget import CALM_NS, QUANTUM_BYTES, Ledger, Share, Standing, Teller, anonymous_bytes
+from realproc.budget import (
+    CALM_NS,
+    QUANTUM_BYTES,
+    Excess,
+    Ledger,
+    Share,
+    Standing,
+    Teller,
+    anonymous_bytes,
+)
 from realproc.cgroup import GroupV1, GroupV2
 from realproc.lookout import LOOK_NS, SECOND_NS
 from realproc.resident import MIB
@@ -41,6 +50,25 @@ def test_the_limit_is_divided() -> None:
     assert SHARE.line_bytes == 96 * MIB
 
 
+def test_what_an_engine_holds_beyond_its_books_counts_as_others_when_it_lasts() -> None:
+    """Its books have 10 MiB; 7 more stay for good, and 20 more for a moment."""
+    excess = Excess()
+    seen = [
+        excess.see(Standing(ms * MS_NS, 90 * MIB, (27 + 20 * (ms == 300)) * MIB), 20 * MIB)
+        for ms in range(0, 500, 10)
+    ]
+    lasting = CALM_NS // (10 * MS_NS)
+    assert seen == [0] * lasting + [7 * MIB] * (50 - lasting)
+    assert excess.see(Standing(SECOND_NS, 90 * MIB, 10 * MIB), 20 * MIB) == 0
+    assert Standing(0, 90 * MIB, 27 * MIB).beyond(7 * MIB).others_bytes == 70 * MIB
+
+
+def test_a_single_look_long_after_the_last_is_no_lasting_excess() -> None:
+    excess = Excess()
+    assert excess.see(Standing(0, 90 * MIB, 10 * MIB), 20 * MIB) == 0
+    assert excess.see(Standing(SECOND_NS, 90 * MIB, 40 * MIB), 20 * MIB) == 0
+
+
 def test_a_fall_is_told_at_once_and_a_rise_when_it_lasts() -> None:
     news = told(lambda ms: 10 * MIB if 100 <= ms < 400 else 0, 1000)
     assert news == [(100, 66 * MIB), (390 + CALM_NS // MS_NS, 76 * MIB)]
@@ -54,6 +82,19 @@ def test_a_jump_near_the_line_is_taken_for_the_beginning_of_more() -> None:
     """10 MiB within 10 ms may be 1 GiB a second; a while later it was not."""
     news = told(lambda ms: 10 * MIB if ms >= 100 else 0, 1000, own=50 * MIB)
     assert news == [(100, 16 * MIB), (200, 66 * MIB)]
+
+
+def test_slow_growth_is_growth_beside_a_large_margin() -> None:
+    """200 MiB/s are 60 MiB in the time that is looked back upon; a reaction of a second is told that long before."""
+    share = Share(limit_bytes=6400 * MIB, base_bytes=200 * MIB, margin_bytes=62 * MIB)
+    teller, own, now_ns = Teller(share, share.budget_bytes(0)), 5900 * MIB, 0
+    while own + (others := now_ns * 200 * MIB // SECOND_NS) < share.line_bytes:
+        standing = Standing(now_ns, own + others, own)
+        news = teller.hear(standing, awake=True, reaction_ns=SECOND_NS, kept_bytes=30 * MIB)
+        if news is not None and news.budget_bytes < share.budget_bytes(others):
+            break
+        now_ns += LOOK_NS
+    assert share.line_bytes - own - others > 150 * MIB
 
 
 def test_ahead_of_time_nothing_is_told_that_caches_would_not_survive() -> None:
