@@ -67,7 +67,7 @@ def computed_ns(pid: int | None) -> int:
 
 
 def warm_up(engine: Engine, ladder: Ladder) -> None:
-    """Use every rung and every way down once, and leave nothing behind.
+    """Use every rung and every way down once, one rung at a time, and leave nothing behind.
 
     What a tensor library allocates at its first use, and keeps, belongs to the process and not to an answer.
     """
@@ -81,6 +81,7 @@ def warm_up(engine: Engine, ladder: Ladder) -> None:
         if lower is not None:
             route = ladder.route(upper.name, lower.name)
             if route.kind is not RouteKind.REREAD:
+                engine.release(upper.name)
                 engine.load(lower.name)
                 engine.switch(_TENANT, Way(lower.name, route.kind, WARM_UP_TOKENS + request.max_tokens))
                 engine.decode(_TENANT, 1)
@@ -90,6 +91,7 @@ def warm_up(engine: Engine, ladder: Ladder) -> None:
 
 
 def warm_up_bytes(ladder: Ladder) -> int:
-    """More than warming up takes: every rung and every map at once."""
-    maps = sum(route.map_bytes for route in ladder.routes)
-    return sum(rung.resident_bytes + rung.kv_bytes(2 * WARM_UP_TOKENS) for rung in ladder.rungs) + maps
+    """More than warming up takes: the largest of everything at once."""
+    largest = max(rung.resident_bytes for rung in ladder.rungs)
+    caches = 2 * max(rung.kv_bytes(2 * WARM_UP_TOKENS) for rung in ladder.rungs)
+    return largest + caches + max((route.map_bytes for route in ladder.routes), default=0)
