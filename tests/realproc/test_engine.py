@@ -36,7 +36,9 @@ def test_warming_up_uses_every_rung_and_leaves_nothing() -> None:
     assert set(names) | {f"to {name}" for name in names[1:]} == set(used)
     assert [watched.weight_bytes(name) for name in names] == [0] * len(names)
     assert watched.cache_bytes("warm-up") == 0
-    assert most == max(rung.weight_bytes for rung in LADDER.rungs), "where one rung fits, it must come up again"
+    assert most == max(rung.weight_bytes for rung in LADDER.rungs), (
+        "where one rung fits, it must come up again"
+    )
     assert r.warm_up_bytes(LADDER) > most
 
 
