@@ -7,8 +7,9 @@ Rules of this module:
 
 - A void pair counts as void and nowhere else. A pair whose changing process was killed is never void.
 - Bounds are exact, one-sided, at 95 % (``confidence.py``): with them a small campaign claims little.
-- A *miss* is a trial in which usage went further above the line than the written bound says, or that ended in a kill.
-  It is counted by looks, which may miss a peak, and by the kernel's peak, which may be of pages that could be dropped.
+- A *miss* is a trial in which usage went further above the line than the written bound and its grain say, or that ended
+  in a kill. It is counted by looks, which may miss a peak, and by the kernel's peak, which may be of pages that could be
+  dropped.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ PUBLISHED = ALL_PUBLISHED / "real"
 LOOK_NS = 10_000_000
 """How long after it was true a usage is seen at the latest, by the signal that looks every 10 ms."""
 MIB = 2**20
+GRAIN_BYTES = 3 * MIB // 2
+"""What nobody sees: a change of less than a MiB is not told, and the kernel counts in batches of half a MiB."""
 
 Row = Mapping[str, Any]
 Trial = Mapping[str, Any]
@@ -117,9 +120,9 @@ def bound_bytes(trial: Trial) -> float | None:
 
 
 def is_miss(trial: Trial, overshoot: Callable[[Trial], int] = overshoot_bytes) -> bool:
-    """Whether a trial of the changing arm went beyond its bound or ended in a kill."""
+    """Whether a trial of the changing arm went beyond line and bound, by more than the grain, or ended in a kill."""
     bound = bound_bytes(trial)
-    return trial["kills"] > 0 or (bound is not None and overshoot(trial) > max(0.0, bound))
+    return trial["kills"] > 0 or (bound is not None and overshoot(trial) > max(0.0, bound) + GRAIN_BYTES)
 
 
 # --- tables -------------------------------------------------------------------------------------------------
@@ -215,8 +218,9 @@ def page(campaign: Campaign, name: str, command: str) -> str:
             "",
             "Each point is a trial of the changing process that had to release weights: to the right what the written "
             "bound allows, `R * (L_signal + L_boundary + L_release) - H`, upwards how far usage that cannot be dropped "
-            f"was above the line, by looks every 10 ms. {len(points)} points, {misses} misses (above both the line and "
-            f"their bound, or killed); {peak_misses} by the kernel's own peak, which misses nothing between two looks "
+            f"was above the line, by looks every 10 ms. {len(points)} points, {misses} misses (killed, or above both the "
+            f"line and their bound by more than the {GRAIN_BYTES / MIB:g} MiB that are not seen or not told); {peak_misses} "
+            "by the kernel's own peak, which misses nothing between two looks "
             "but has clean pages of files in it.",
             "",
             "## Where from",

@@ -65,8 +65,9 @@ def test_the_written_bound() -> None:
     assert c.overshoot_bytes(trial()) == -5 * MIB
     assert not c.is_miss(trial())
     assert not c.is_miss(trial(over_mib=0)), "below the line is never a miss"
-    assert c.is_miss(trial(over_mib=1))
-    assert not c.is_miss(trial(over_mib=1, room_mib=4))
+    assert not c.is_miss(trial(over_mib=1)), "within the grain"
+    assert c.is_miss(trial(over_mib=2))
+    assert not c.is_miss(trial(over_mib=2, room_mib=4))
     assert c.is_miss(trial(kills=1))
     assert c.bound_bytes({**trial(), "reliefs": []}) is None
     assert c.is_miss(trial(), c.peak_overshoot_bytes), "the kernel's peak has more in it"
