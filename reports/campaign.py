@@ -7,9 +7,9 @@ Rules of this module:
 
 - A void pair counts as void and nowhere else. A pair whose changing process was killed is never void.
 - Bounds are exact, one-sided, at 95 % (``confidence.py``): with them a small campaign claims little.
-- A *miss* is a trial in which usage went further above the line than the written bound and its grain say, or that ended
-  in a kill. It is counted by looks, which may miss a peak, and by the kernel's peak, which may be of pages that could be
-  dropped.
+- A *miss* is a trial in which usage went further above the line than the written bound and its grain say, or that
+  ended in a kill. It is counted by looks, which may miss a peak, and by the kernel's peak, which may be of pages that
+  could be dropped.
 """
 
 from __future__ import annotations
@@ -218,9 +218,9 @@ def page(campaign: Campaign, name: str, command: str) -> str:
             "",
             "Each point is a trial of the changing process that had to release weights: to the right what the written "
             "bound allows, `R * (L_signal + L_boundary + L_release) - H`, upwards how far usage that cannot be dropped "
-            f"was above the line, by looks every 10 ms. {len(points)} points, {misses} misses (killed, or above both the "
-            f"line and their bound by more than the {GRAIN_BYTES / MIB:g} MiB that are not seen or not told); {peak_misses} "
-            "by the kernel's own peak, which misses nothing between two looks "
+            f"was above the line, by looks every 10 ms. {len(points)} points, {misses} misses (killed, or above both "
+            f"the line and their bound by more than the {GRAIN_BYTES / MIB:g} MiB that are not seen or not told); "
+            f"{peak_misses} by the kernel's own peak, which misses nothing between two looks "
             "but has clean pages of files in it.",
             "",
             "## Where from",
