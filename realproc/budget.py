@@ -32,8 +32,10 @@ QUANTUM_BYTES = MIB
 """Changes below this are noise: the kernel charges a group, and counts a process, in batches."""
 NOISE_BYTES = 8 * QUANTUM_BYTES
 READINGS_MAX = 4
-CALM_NS = 100 * MS_NS
-"""How long a rise must last."""
+CALM_NS = 300 * MS_NS
+"""How long a rise must last: others who take memory as fast as they can pause for a sixth of a second sometimes."""
+LASTING_NS = 100 * MS_NS
+"""How long an engine must hold something beyond its books before it counts as others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,10 @@ class Excess:
 
     def see(self, standing: Standing, known_bytes: int) -> int:
         """The excess now; ``known_bytes`` are base and books together."""
-        while len(self._lately) > 1 and standing.at_ns - self._lately[1][0] >= CALM_NS:
+        while len(self._lately) > 1 and standing.at_ns - self._lately[1][0] >= LASTING_NS:
             self._lately.popleft()
         self._lately.append((standing.at_ns, max(0, standing.own_bytes - known_bytes)))
-        has_lasted = standing.at_ns - self._lately[0][0] >= CALM_NS
+        has_lasted = standing.at_ns - self._lately[0][0] >= LASTING_NS
         return min(excess for _, excess in self._lately) if has_lasted else 0
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from realproc.budget import (
     CALM_NS,
+    LASTING_NS,
     QUANTUM_BYTES,
     Excess,
     Ledger,
@@ -57,7 +58,7 @@ def test_what_an_engine_holds_beyond_its_books_counts_as_others_when_it_lasts() 
         excess.see(Standing(ms * MS_NS, 90 * MIB, (27 + 20 * (ms == 300)) * MIB), 20 * MIB)
         for ms in range(0, 500, 10)
     ]
-    lasting = CALM_NS // (10 * MS_NS)
+    lasting = LASTING_NS // (10 * MS_NS)
     assert seen == [0] * lasting + [7 * MIB] * (50 - lasting)
     assert excess.see(Standing(SECOND_NS, 90 * MIB, 10 * MIB), 20 * MIB) == 0
     assert Standing(0, 90 * MIB, 27 * MIB).beyond(7 * MIB).others_bytes == 70 * MIB
@@ -81,7 +82,7 @@ def test_a_rise_that_does_not_last_is_not_told() -> None:
 def test_a_jump_near_the_line_is_taken_for_the_beginning_of_more() -> None:
     """10 MiB within 10 ms may be 1 GiB a second; a while later it was not."""
     news = told(lambda ms: 10 * MIB if ms >= 100 else 0, 1000, own=50 * MIB)
-    assert news == [(100, 16 * MIB), (200, 66 * MIB)]
+    assert news == [(100, 16 * MIB), (100 + CALM_NS // MS_NS, 66 * MIB)]
 
 
 def test_slow_growth_is_growth_beside_a_large_margin() -> None:
