@@ -110,14 +110,12 @@ def test_shipped_ladders_resolve_by_name() -> None:
     assert pico.ladder.rung("tier0").kv.head_dim != pico.ladder.rung("tier1").kv.head_dim
 
 
-def test_resolving_is_quick_and_needs_no_tensor_library() -> None:
-    """Time is the processor's, so a busy machine does not fail it."""
+def test_resolving_needs_no_tensor_library() -> None:
     code = (
-        "import sys, time; from molt.models.ladder_file import resolve; began = time.process_time(); resolve('pico');"
-        "print(time.process_time() - began); assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+        "import sys; from molt.models.ladder_file import resolve; resolve('pico');"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 0.05
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_hashes_follow_the_weights(ladder: Path) -> None:
