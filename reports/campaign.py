@@ -26,11 +26,12 @@ from typing import Any
 from tabulate import tabulate
 
 from molt.errors import InputError
+from molt.units import format_size
 from reports import show
 from reports.confidence import lower_bound, upper_bound
 from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
 from reports.publish import PUBLISHED as ALL_PUBLISHED
-from reports.publish import run_command
+from reports.publish import command, run_command
 
 PUBLISHED = ALL_PUBLISHED / "real"
 LOOK_NS = 10_000_000
@@ -201,10 +202,7 @@ def page(campaign: Campaign, name: str, command: str) -> str:
                 if reasons
                 else []
             ),
-            "## Controls: the same process, told by a signal that comes late",
-            "",
-            control_table(campaign),
-            "",
+            *_controls(campaign),
             "## How long relief took",
             "",
             "The first release of every trial. *Signal* counts from when memory was short, and has no entry where the "
@@ -295,6 +293,32 @@ def _by_pressure(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
                 yield f"{_spoken_rate(rate)}, {'huge' if huge else 'small'} pages", found
 
 
+def _controls(campaign: Campaign) -> list[str]:
+    """The section of the late signals; nothing where there were none."""
+    if not any("control" in row for row in campaign.rows):
+        return []
+    return [
+        "## Controls: the same process, told by a signal that comes late",
+        "",
+        control_table(campaign),
+        "",
+    ]
+
+
+def _options(campaign: Campaign) -> str:
+    """The options of the command, as far as a file says them: old ones do not."""
+    first = campaign.sessions[0]
+    if "room_ns" not in first:
+        return ""
+    scenario = command(first["scenario"]).split()[-1]
+    words = [
+        f"--scenario {scenario}",
+        f"--room {first['room_ns'] / NS_PER_S:g}s",
+        f"--left {format_size(first['left_bytes'])}",
+    ]
+    return " ".join([*words, *([] if _controls(campaign) else ["--no-controls"])]) + " "
+
+
 def _of_room(rows: Sequence[Row]) -> str:
     """Of how much; nothing in files of old campaigns, in which it was the same for all."""
     rooms = [row["room_bytes"] for row in rows if "room_bytes" in row]
@@ -340,8 +364,9 @@ def publish(file: Path, folder: Path = PUBLISHED) -> str:
 
 def pages(campaign: Campaign, name: str) -> dict[str, str]:
     """What is published of a campaign, by the ending of its file."""
-    command = f"molt real campaign --pairs {1 + max(row['pair'] for row in campaign.rows)} --out {name}.jsonl"
-    return {".md": page(campaign, name, command), ".svg": picture(campaign)}
+    pairs = 1 + max(row["pair"] for row in campaign.rows)
+    made_by = f"molt real campaign --pairs {pairs} {_options(campaign)}--out {name}.jsonl"
+    return {".md": page(campaign, name, made_by), ".svg": picture(campaign)}
 
 
 def main(arguments: list[str]) -> int:
