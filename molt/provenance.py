@@ -60,12 +60,15 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _processor() -> str:
+def cpuinfo(key: str, path: Path = Path("/proc/cpuinfo")) -> str | None:
+    """What Linux says of the first processor under a key such as ``model name``; ``None`` where it does not."""
     try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as info:
-            for line in info:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+        with path.open(encoding="utf-8") as info:
+            found = (line.partition(":")[2].strip() for line in info if line.startswith(key))
+            return next(found, None)
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        return None
+
+
+def _processor() -> str:
+    return cpuinfo("model name") or platform.processor() or platform.machine()

@@ -29,10 +29,8 @@ from molt.live.remote import ChildSpec
 from molt.live.world import Heard, LiveWorld
 from molt.units import show_size
 from realproc.attendant import Attendant, SharedLog
-from realproc.budget import Share
 from realproc.engine import WarmEngine
 from realproc.guard import BreachError
-from realproc.lookout import Vigil
 from realproc.pressure import SECOND_NS, Allocator, AllocatorSpec, Holding, Manner
 from realproc.pulse import Pulse
 from realproc.resident import MIB
@@ -342,12 +340,8 @@ class Arm:
             budget_bytes=self._stage.budget_bytes, listen=self._witness.hear,
         )  # fmt: skip
         reaction_ns = reaction(run, self._pulse)
-
-        def vigil_of(share: Share) -> Vigil:
-            return self._home.vigil(setting.signal, share, reaction_ns())
-
         self._attendant = Attendant(
-            self._stage, self._world, self._log, vigil_of, self._pulse, reaction_ns, []
+            self._stage, self._world, self._log, setting.signal, self._pulse, reaction_ns, []
         )
         self._begin.set()
         self._attendant.start()

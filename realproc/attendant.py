@@ -97,17 +97,17 @@ class Attendant:
         stage: Stage,
         world: LiveWorld,
         log: Log,
-        vigil_of: Callable[[Share], Vigil],
+        signal: str,
         pulse: Pulse,
         reaction_ns: Callable[[], int],
         due: Iterable[Due],
     ) -> None:
-        """``vigil_of`` makes what wakes below a limit, ``InputError`` if it cannot; it is closed here. ``reaction_ns``
-        says how long the world takes to give memory back, as it seems now."""
+        """``signal`` is what wakes; ``InputError`` if the place has none such. ``reaction_ns`` says how long the world
+        takes to give memory back, as it seems now."""
         self._pulse = pulse
         self._stage, self._world, self._log = stage, world, log
-        self._vigil_of, self._vigil, self._is_resized = vigil_of, vigil_of(stage.share), False
-        self._reaction_ns = reaction_ns
+        self._signal, self._reaction_ns = signal, reaction_ns
+        self._vigil, self._is_resized = self._new_vigil(), False
         self._teller, self._excess = Teller(stage.share, stage.told_bytes), Excess()
         self._due = sorted(due, key=lambda one: one.at_ns)
         self._thread = threading.Thread(target=self._attend_or_stop, name="attendant", daemon=True)
@@ -189,7 +189,7 @@ class Attendant:
         if self._is_resized:
             self._is_resized = False
             self._vigil.close()
-            self._vigil = self._vigil_of(self._stage.share)
+            self._vigil = self._new_vigil()
         next_ns = min([self._counted_ns + COUNT_NS, *(one.at_ns for one in self._due[:1])])
         seen = self._vigil.look(self._start_ns + next_ns)
         self._note_pressure()
@@ -198,6 +198,9 @@ class Attendant:
             self._count()
         while self._due and self._due[0].at_ns <= self._now_ns:
             self._due.pop(0).happen()
+
+    def _new_vigil(self) -> Vigil:
+        return self._stage.place.vigil(self._signal, self._stage.share, self._reaction_ns())
 
     @property
     def _now_ns(self) -> int:

@@ -239,7 +239,7 @@ def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arm
             raw = out.with_name(f"{out.stem}-{called}.events.jsonl")
             return stack.enter_context(Arm(run, by_name[name], setting, engine_of, raw))
 
-        held = replace(ladder, rungs=ladder.rungs[:1], routes=())  # more is never used, and would not fit
+        held = replace(ladder, rungs=ladder.rungs[:1], routes=())  # more is never used
 
         def forked(spec: ChildSpec) -> WarmEngine:
             return NurseryEngine(spec, held, nursery)

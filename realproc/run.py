@@ -34,10 +34,9 @@ from molt.scenario import PolicySpec
 from molt.units import format_size, parse_size, show_size
 from molt.yaml_file import nearest, show
 from realproc.attendant import Attendant, Due, SharedLog, Stage, visits
-from realproc.budget import Share
 from realproc.engine import SlowedEngine, warm_up, warm_up_bytes
 from realproc.guard import BreachError
-from realproc.lookout import LOOK_NS, Vigil
+from realproc.lookout import LOOK_NS
 from realproc.place import Place, place
 from realproc.pressure import Allocator, AllocatorSpec, occupied
 from realproc.pulse import Pulse
@@ -204,13 +203,9 @@ def set_stage(run: Job, setting: Setting, home: Place, engine: SlowedEngine, sta
 def play(run: Job, stage: Stage, world: LiveWorld, log: SharedLog, pulse: Pulse, signal: str) -> None:
     """Let the scenario happen, from its beginning to its horizon."""
     reaction_ns = reaction(run, pulse)
-
-    def vigil_of(share: Share) -> Vigil:
-        return stage.place.vigil(signal, share, reaction_ns())
-
     horizon = Due(run.scenario.horizon_ns, lambda: attendant.end("horizon"))
     attendant = Attendant(
-        stage, world, log, vigil_of, pulse, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
+        stage, world, log, signal, pulse, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
     )
     attendant.start(occupied(run.scenario.budgets, stage.budget_bytes))
     try:

@@ -16,7 +16,8 @@ from statistics import fmean
 
 from tabulate import tabulate
 
-from molt.log import FILE_NAME, LogError
+from molt.errors import InputError
+from molt.log import FILE_NAME
 from reports import metrics, show
 from reports.metrics import NS_PER_MS, nearest_rank
 from reports.publish import command
@@ -133,22 +134,18 @@ def markdown(agreements: list[Agreement]) -> str:
         for one in agreements
     ]
     compared = [c for one in agreements for c in one.compared]
-    goals = [
-        _reached(what, [c for c in compared if c.goal == goal])
-        for what, goal in (("mean times", TIME_GOAL), ("peaks", PEAK_GOAL))
-    ]
+    goals = [_reached("mean times", TIME_GOAL, compared), _reached("peaks", PEAK_GOAL, compared)]
     return "\n".join([table, "", *lines, "", " ".join(filter(None, goals)), ""])
 
 
-def _reached(what: str, compared: list[Compared]) -> str:
-    """How many numbers are within their goal, and how far off they are on average."""
-    errors = [(abs(c.error), c.goal) for c in compared if c.error is not None and c.goal is not None]
+def _reached(what: str, goal: float, compared: list[Compared]) -> str:
+    """How many of the numbers with a goal are within it, and how far off they are on average."""
+    errors = [abs(c.error) for c in compared if c.goal == goal and c.error is not None]
     if not errors:
         return ""
-    near = sum(error <= goal for error, goal in errors)
-    mean = fmean(error for error, _ in errors)
+    near = sum(error <= goal for error in errors)
     return (
-        f"Of {len(errors)} {what} {near} are within {errors[0][1]:.0%}; they are {mean:.1%} off on average."
+        f"Of {len(errors)} {what} {near} are within {goal:.0%}; they are {fmean(errors):.1%} off on average."
     )
 
 
@@ -211,12 +208,11 @@ def main(arguments: list[str]) -> int:
         return 2
     simulated, real = map(Path, arguments)
     both = sorted(p.parent.name for p in simulated.glob(f"*/{FILE_NAME}") if (real / p.parent.name).is_dir())
-    if not both:
-        print(f"molt: {simulated} and {real} have no policy in common", file=sys.stderr)
-        return 2
     try:
+        if not both:
+            raise InputError(f"{simulated} and {real} have no policy in common")
         runs = [(Run.read(simulated / name / FILE_NAME), Run.read(real / name / FILE_NAME)) for name in both]
-    except LogError as error:
+    except InputError as error:
         print(f"molt: {error}", file=sys.stderr)
         return 2
     print(page(*runs[0], [agreement(name, *pair) for name, pair in zip(both, runs, strict=True)]))

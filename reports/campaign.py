@@ -175,7 +175,7 @@ def relief_table(campaign: Campaign) -> str:
     return _table(["part", "n", "p50", "p90", "p99"], body)
 
 
-def page(campaign: Campaign, name: str, command: str) -> str:
+def page(campaign: Campaign, name: str, made_by: str) -> str:
     """The page of a campaign, as Markdown."""
     first = campaign.sessions[0]
     valid = campaign.valid
@@ -189,7 +189,7 @@ def page(campaign: Campaign, name: str, command: str) -> str:
         [
             f"# Paired runs under real pressure: {first['ladder']}",
             "",
-            f"Made by `{command}`; the figures are in [{name}.jsonl]({name}.jsonl), a pair a line.",
+            f"Made by `{made_by}`; the figures are in [{name}.jsonl]({name}.jsonl), a pair a line.",
             "",
             f"Of {len(campaign.rows)} pairs {len(campaign.void)} were void. In the other {count} the process that "
             f"holds its model was killed {kills(valid, 'hold')} times, the one that changes it {dead} times: "

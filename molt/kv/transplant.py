@@ -44,7 +44,7 @@ class Islands:
 
 CHUNK_CELLS = 96
 """Cells projected at a time: what is live meanwhile fits into the scratch of the destination, which does nothing else
-then, whatever the length of the context. (More at a time were measured to be no faster.)"""
+then, whatever the length of the context. (More at a time were no faster on one core.)"""
 CHUNK_READ = 64
 """Tokens read natively at a time: a pause after them comes soon enough, and most islands are no larger."""
 

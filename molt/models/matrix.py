@@ -23,12 +23,13 @@ embedding looked up. What it does depends on shape and type:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from molt.provenance import cpuinfo
 
 LIMIT = 127  # symmetric: -128 is not used
 SCALE_MIN = 1e-30  # of a row of zeros
@@ -37,23 +38,14 @@ ZERO = 128  # what stands for 0 in an unsigned token
 ZERO_ROUNDED = torch.tensor(ZERO + 0.5)  # the half makes a truncation a rounding
 
 
-CPUINFO = Path("/proc/cpuinfo")
-
-
-def prefers_onednn(cpuinfo: Path = CPUINFO) -> bool:
+def prefers_onednn(vendor: str | None) -> bool:
     """Whether several tokens in float32 go through oneDNN: where torch has its operation, on an x86 processor that is
-    not of the maker of MKL."""
+    not of the maker of MKL. Others than x86 tell no ``vendor``."""
     has_it = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    try:
-        vendors = [
-            line for line in cpuinfo.read_text("ascii", "replace").split("\n") if line.startswith("vendor_id")
-        ]
-    except OSError:
-        vendors = []
-    return has_it and bool(vendors) and "GenuineIntel" not in vendors[0]
+    return has_it and vendor not in (None, "GenuineIntel")
 
 
-PREFERS_ONEDNN = prefers_onednn()
+PREFERS_ONEDNN = prefers_onednn(cpuinfo("vendor_id"))
 ONEDNN_LEAST_BYTES = 4 * 1024 * 1024
 
 
@@ -76,15 +68,17 @@ class FloatMatrix:
 
     def linear(self, x: Tensor) -> Tensor:
         """See ``Matrix``."""
-        weight = self.weight
-        is_large = weight.dtype == torch.float32 and weight.is_cpu and weight.nbytes >= ONEDNN_LEAST_BYTES
-        if PREFERS_ONEDNN and len(x) > 1 and is_large:
-            return torch.ops.mkldnn._linear_pointwise(x, weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
-        return functional.linear(x, weight, self.bias)
+        if PREFERS_ONEDNN and len(x) > 1 and _is_large(self.weight):
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+        return functional.linear(x, self.weight, self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:
         """See ``Matrix``."""
         return self.weight[ids]
+
+
+def _is_large(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.is_cpu and weight.nbytes >= ONEDNN_LEAST_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,6 +24,7 @@ from molt.models.matrix import (
     quantise_token,
     row_offsets,
 )
+from molt.provenance import cpuinfo
 from tests.models.tiny import all_logits
 
 SIZES = st.integers(1, 40)
@@ -76,10 +77,10 @@ def test_onednn_multiplies_where_mkl_is_not_at_home(
 ) -> None:
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN")
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text("processor\t: 0\n" + (f"vendor_id\t: {vendor}\n" if vendor else "CPU part\t: 0xd40\n"))
-    assert prefers_onednn(cpuinfo) is prefers
-    assert not prefers_onednn(tmp_path / "nothing")
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\n" + (f"vendor_id\t: {vendor}\n" if vendor else "CPU part\t: 0xd40\n"))
+    assert prefers_onednn(cpuinfo("vendor_id", file)) is prefers
+    assert not prefers_onednn(cpuinfo("vendor_id", tmp_path / "nothing"))
 
 
 @given(SIZES, SIZES, st.integers(0, 9))

@@ -17,7 +17,6 @@ from molt.live.world import LiveWorld
 from realproc.attendant import Attendant, Due, SharedLog, Stage
 from realproc.budget import Share, Standing
 from realproc.guard import BreachError
-from realproc.lookout import Vigil
 from realproc.pressure import Holding
 from realproc.pulse import Pulse
 from realproc.resident import MIB
@@ -31,7 +30,9 @@ GENEROUS_S = 60.0
 class Place:
     """A place whose usage the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, awake: bool) -> None:
+        self._awake = awake
+        self.sights: dict[int, Sight] = {}
         self.others_bytes = self.excess_bytes = 0
         self.kills = self.looks = 0
         self.breach: str | None = None
@@ -41,6 +42,10 @@ class Place:
         self.looks += 1
         own_bytes = SHARE.base_bytes + self.excess_bytes
         return Standing(time.monotonic_ns(), own_bytes + self.others_bytes, own_bytes)
+
+    def vigil(self, signal: str, share: Share, reaction_ns: int) -> Sight:
+        sight = self.sights[share.limit_bytes] = Sight(self._awake)
+        return sight
 
     def resize(self, share: Share, budget_bytes: int) -> Share:
         return share.of(budget_bytes)
@@ -123,7 +128,7 @@ class Scene:
 
     def __init__(self, sink: TextIO | None = None, due: Iterable[Due] = (), *, awake: bool = True) -> None:
         self.place, self.world, self.engine, self.allocator = (
-            Place(),
+            Place(awake),
             World(),
             Processes(),
             Processes(2**22 + 1),
@@ -136,17 +141,11 @@ class Scene:
             budget_bytes=SHARE.budget_bytes(0),
             told_bytes=SHARE.budget_bytes(0),
         )
-        self.sights: dict[int, Sight] = {}
-
-        def vigil_of(share: Share) -> Vigil:
-            sight = self.sights[share.limit_bytes] = Sight(awake)
-            return cast(Vigil, sight)
-
         self.attendant = Attendant(
             self.stage,
             cast(LiveWorld, self.world),
             SharedLog(io.StringIO() if sink is None else sink, {}),
-            vigil_of,
+            "made up",
             cast(Pulse, Beat()),
             lambda: 0,
             due,
@@ -207,7 +206,7 @@ def test_what_wakes_goes_by_the_limit_of_now_and_is_closed_in_the_end() -> None:
     with Scene() as scene:
         scene.attendant.resize(40 * MIB)
         scene.seen()
-        before, now = (scene.sights[share.limit_bytes] for share in (SHARE, SHARE.of(40 * MIB)))
+        before, now = (scene.place.sights[share.limit_bytes] for share in (SHARE, SHARE.of(40 * MIB)))
         assert (before.is_closed, now.is_closed) == (True, False)
     assert now.is_closed
 
