@@ -51,6 +51,9 @@ _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",",
 FILE_NAME = "events.jsonl"
 """What a log is called in the folder of its policy."""
 
+RETOLD = "retold"
+"""What the header of a simulated run has as its ``memory`` where that is the memory of an earlier run."""
+
 
 class LogError(InputError):
     """A log that cannot be read; the message names the file and the line."""

@@ -141,7 +141,9 @@ class Teller:
         """
         least_bytes = min((seen.usage_bytes for seen in self._recent), default=others.usage_bytes)
         noise_bytes = max(QUANTUM_BYTES, min(self._share.margin_bytes, NOISE_BYTES))
-        return growth(self._recent, others) if others.usage_bytes >= least_bytes + noise_bytes else 0
+        if others.usage_bytes < least_bytes + noise_bytes:
+            return 0
+        return growth(self._recent, others, noise_bytes)
 
     def _budget(self, standing: Standing, ahead_bytes: int, kept_bytes: int) -> int:
         """The budget now; or, if others would meet the line before a reaction is over, the one to come.

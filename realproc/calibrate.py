@@ -24,13 +24,13 @@ from molt import provenance
 from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost, Stretch
 from molt.core.healing import CHUNKS as healing_chunks
 from molt.core.ladder import Ladder, Route, RouteKind
-from molt.engine.protocol import Engine, Request, Way
+from molt.engine.protocol import Engine, Way
 from molt.errors import InputError
 from molt.live.remote import ChildSpec
 from molt.log import plain
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.profile import slowed
-from realproc.engine import SlowedEngine
+from realproc.engine import SlowedEngine, made_up
 from realproc.surroundings import added_ns, surrounded
 
 REPEATS = 5
@@ -42,6 +42,7 @@ CHUNKS = (8, 32, 128)
 MEASURED_TOKENS = REPEATS * sum(CHUNKS) + DECODES
 CELLS = (64, 256, 1024)
 HEALING_CELLS = 1024
+ANSWER_TOKENS = 64
 
 Sample = tuple[int, int, float]
 """Tokens, context, nanoseconds."""
@@ -76,7 +77,9 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
         switches = [_switch(engine, ladder, route) for route in track(carried, "switches", console=console)]
     if apart:
         rungs = {
-            rung.name: surrounded(rungs[rung.name], added_ns(spec, rung, rungs[rung.name], slowdown))
+            rung.name: surrounded(
+                rungs[rung.name], added_ns(spec, rung, rungs[rung.name], slowdown), HEALING_CELLS
+            )
             for rung in track(ladder.rungs, "worlds", console=console)
         }
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
@@ -122,14 +125,6 @@ def measured_engine(spec: LadderSpec, *, apart: bool, slowdown: float = 1.0) -> 
         yield RealEngine(spec, measure_handoff=False)
 
 
-def _request(prompt_ids: tuple[int, ...]) -> Request:
-    return Request(prompt_ids, max_tokens=64, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
-
-
-def _made_up(tokens: int) -> tuple[int, ...]:
-    return tuple(i % 200 + 20 for i in range(tokens))
-
-
 def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
     load_ns, release_ns = _load_and_release(engine, rung)
     engine.load(rung)
@@ -156,12 +151,12 @@ def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[Stretch, ...]:
     ends = [route for route in ladder.routes if route.dest == rung and route.kind is RouteKind.PROJECT]
     if not ends:
         return ()
-    source, prompt = ends[0].source, _made_up(HEALING_CELLS + 1)
+    source = ends[0].source
     engine.load(source)
     engine.load(rung)
-    with _generation(engine, source, prompt) as tenant:
+    with _generation(engine, source, HEALING_CELLS + 1) as tenant:
         engine.read(tenant, HEALING_CELLS, CHUNKS[-1])
-        engine.switch(tenant, Way(rung, RouteKind.PROJECT, HEALING_CELLS + _request(prompt).max_tokens))
+        engine.switch(tenant, Way(rung, RouteKind.PROJECT, HEALING_CELLS + ANSWER_TOKENS))
         engine.release(source)
         bare_ns = _median_ns(2 * REPEATS * [lambda: engine.decode(tenant, 1)])
         healing = tuple(
@@ -176,7 +171,7 @@ def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:
     """Nanoseconds a byte of the longest cache that is measured, on the smallest rung."""
     rung, writes, reads = ladder.bottom, [], []
     engine.load(rung.name)
-    with _generation(engine, rung.name, _made_up(CELLS[-1] + 1)) as tenant:
+    with _generation(engine, rung.name, CELLS[-1] + 1) as tenant:
         engine.read(tenant, CELLS[-1], CHUNKS[-1])
         engine.park(tenant)
         size = engine.cache_bytes(tenant)
@@ -193,9 +188,8 @@ def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sa
 
     The context grows meanwhile: each median stands at the middle of its own stretch.
     """
-    prompt = _made_up(context + REPEATS * sum(CHUNKS) + 1)
-    done = 0
-    with _generation(engine, rung, prompt) as tenant:
+    to_read, done = context + REPEATS * sum(CHUNKS), 0
+    with _generation(engine, rung, to_read + 1) as tenant:
 
         def read(tokens: int, chunk: int) -> None:
             nonlocal done
@@ -209,17 +203,17 @@ def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sa
             before = done
             median_ns = _median_ns(REPEATS * [lambda size=chunk: read(size, size)])  # type: ignore[misc]
             reads.append((chunk, (before + done - chunk) // 2, median_ns))
-        if done < len(prompt) - 1:  # where reading takes long, less of it was done
-            read(len(prompt) - 1 - done, CHUNKS[-1])
+        if done < to_read:  # where reading takes long, less of it was done
+            read(to_read - done, CHUNKS[-1])
         decode_ns = _median_ns(DECODES * [lambda: engine.decode(tenant, 1)])
     return reads, (1, done + DECODES // 2, decode_ns)
 
 
 @contextmanager
-def _generation(engine: Engine, rung: str, prompt_ids: tuple[int, ...]) -> Iterator[str]:
+def _generation(engine: Engine, rung: str, prompt_tokens: int) -> Iterator[str]:
     """A generation for the time of a ``with`` block; gives its tenant's name."""
-    request = _request(prompt_ids)
-    engine.admit("calibration", request, rung, len(prompt_ids) + request.max_tokens - 1)
+    request = made_up(prompt_tokens, ANSWER_TOKENS)
+    engine.admit("calibration", request, rung, prompt_tokens + ANSWER_TOKENS - 1)
     try:
         yield "calibration"
     finally:
@@ -238,9 +232,9 @@ def _switch(engine: Engine, ladder: Ladder, route: Route) -> StepCost:
 
 def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
     for _ in range(REPEATS):
-        with _generation(engine, route.source, _made_up(cells + 1)) as tenant:
+        with _generation(engine, route.source, cells + 1) as tenant:
             engine.read(tenant, cells, 128)
-            yield lambda: engine.switch(tenant, Way(route.dest, route.kind, cells + 64))
+            yield lambda: engine.switch(tenant, Way(route.dest, route.kind, cells + ANSWER_TOKENS))
 
 
 def _median_ns(works: Iterable[Callable[[], object]]) -> float:

@@ -14,6 +14,9 @@ from molt.live.wire import Reply
 from realproc.control_groups import read_text
 
 WARM_UP_TOKENS = 16
+FIRST_MADE_UP_ID, MADE_UP_IDS = 20, 200
+"""Tokens that any vocabulary has."""
+
 _TENANT = "warm-up"
 
 
@@ -66,13 +69,18 @@ def computed_ns(pid: int | None) -> int:
     return int(text.split()[0]) if text else time.perf_counter_ns()
 
 
+def made_up(prompt_tokens: int, answer_tokens: int) -> Request:
+    """A request of which the lengths alone matter; its answer is as long as it may be."""
+    prompt = tuple(number % MADE_UP_IDS + FIRST_MADE_UP_ID for number in range(prompt_tokens))
+    return Request(prompt, answer_tokens, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+
+
 def warm_up(engine: Engine, ladder: Ladder) -> None:
     """Use every rung and every way down once, one rung at a time, and leave nothing behind.
 
     What a tensor library allocates at its first use, and keeps, belongs to the process and not to an answer.
     """
-    prompt = tuple(range(20, 20 + WARM_UP_TOKENS))
-    request = Request(prompt, max_tokens=4, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+    request = made_up(WARM_UP_TOKENS, answer_tokens=4)
     for upper, lower in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
         engine.load(upper.name)
         engine.admit(_TENANT, request, upper.name, WARM_UP_TOKENS + request.max_tokens)

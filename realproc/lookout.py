@@ -1,5 +1,5 @@
 """When to look, and how fast usage grows: as Android's lmkd does, asleep until a signal wakes it, then every 10 ms for
-1 s. The rate is that of the newest observations; a fall counts as no growth."""
+1 s. The rate is that of the newest observations that say one; a fall counts as no growth."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from realproc.signals import MS_NS, Observation, Signal
 SECOND_NS = 1000 * MS_NS
 LOOK_NS = 10 * MS_NS
 ALERT_NS = SECOND_NS
-RATE_MIN_NS, RATE_MAX_NS = 5 * MS_NS, 300 * MS_NS
+RATE_MIN_NS, RATE_NS, RATE_MAX_NS = 5 * MS_NS, 40 * MS_NS, 300 * MS_NS
 """Observations this far apart give a rate: the kernel counts in batches, and what is old says nothing about now.
 
 The slowest polling, every 100 ms, must find its last observation in there, however late it is.
 """
 
 
-def growth(earlier: Sequence[Observation], now: Observation) -> int:
-    """Bytes per second since the newest earlier observation that is old enough; 0 for a fall, or without one."""
+def growth(earlier: Sequence[Observation], now: Observation, much_bytes: int) -> int:
+    """Bytes per second since the newest earlier observation that is ``RATE_NS`` old, or since which ``much_bytes`` were
+    taken.
+
+    Within less time, less than that may be the grain in which others take memory and the kernel counts it: a MiB every
+    20 ms would seem twice as fast to whoever looks every 10. 0 for a fall, or without an observation of late.
+    """
     for before in reversed(earlier):
-        if RATE_MIN_NS <= (since_ns := now.at_ns - before.at_ns) <= RATE_MAX_NS:
-            return max(0, (now.usage_bytes - before.usage_bytes) * SECOND_NS // since_ns)
+        since_ns, more_bytes = now.at_ns - before.at_ns, now.usage_bytes - before.usage_bytes
+        is_clear = since_ns >= RATE_NS or (since_ns >= RATE_MIN_NS and more_bytes >= much_bytes)
+        if is_clear and since_ns <= RATE_MAX_NS:
+            return max(0, more_bytes * SECOND_NS // since_ns)
     return 0
 
 

@@ -30,6 +30,7 @@ from molt.live.remote import ChildSpec
 from molt.live.world import LiveWorld
 from molt.log import FILE_NAME, plain
 from molt.models.cache_folder import cache_folder
+from molt.options import AsJson, LadderName, OutFolder, ProfileName, ScenarioPath, Seed
 from molt.scenario import PolicySpec
 from molt.units import format_size, parse_size, show_size
 from molt.yaml_file import nearest, show
@@ -296,18 +297,13 @@ def parse_rate(text: str) -> int | None:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).")],
+    path: ScenarioPath,
     policy: Annotated[
         list[str] | None,
         typer.Option(help=f"Policy name, {MAPPED}, or module:Class; repeat for more."),
     ] = None,
-    ladder: Annotated[
-        str | None, typer.Option(help="Ladder name or file, in place of the scenario's.")
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(help="Costs of steps, as `molt calibrate` writes them, in place of the scenario's."),
-    ] = None,
+    ladder: LadderName = None,
+    profile: ProfileName = None,
     signal: Annotated[str, typer.Option(help=f"What wakes: best, {', '.join(SIGNALS)}.")] = SIGNAL,
     rate: Annotated[
         str, typer.Option(help="How fast others take memory, a second, such as 200MiB; max: flat out.")
@@ -323,11 +319,9 @@ def command(
         float | None,
         typer.Option(help="How many times slower than this machine, in place of the scenario's."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed, in place of the scenario's.")] = None,
-    out: Annotated[Path | None, typer.Option(help="New folder for the results.")] = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print summary.json instead of the table.")
-    ] = False,
+    seed: Seed = None,
+    out: OutFolder = None,
+    json_output: AsJson = False,
 ) -> None:
     """Run SCENARIO with real processes under every policy it names, and hold on mapped weights, and compare them."""
     from reports.from_run import write_reports

@@ -15,13 +15,12 @@ from pathlib import Path
 from molt.core.costs import CostModel, DiskCosts, RungCosts, StepCost, Stretch
 from molt.core.events import TenantFinished, TenantKind, TokensProduced
 from molt.core.ladder import Rung
-from molt.engine.protocol import Request
 from molt.live.remote import ChildSpec
 from molt.live.world import Heard, LiveWorld
 from molt.log import Log
 from molt.models.ladder_file import LadderSpec
 from molt.policies.hold import Hold
-from realproc.engine import SlowedEngine
+from realproc.engine import SlowedEngine, made_up
 
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 64
 PLENTY_BYTES = 2**62
@@ -45,9 +44,7 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
     with Path(os.devnull).open("w", encoding="utf-8", buffering=1) as sink:
         engine = SlowedEngine(ChildSpec(str(spec.path)), slowdown)
         world = LiveWorld(alone, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, listen=hear)
-        prompt = tuple(range(20, 20 + PROMPT_TOKENS))
-        request = Request(prompt, ANSWER_TOKENS, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
-        world.ask("measured", TenantKind.FOREGROUND, request)
+        world.ask("measured", TenantKind.FOREGROUND, made_up(PROMPT_TOKENS, ANSWER_TOKENS))
         world.run()
     added = [
         after - before - costs.decode.ns(1, PROMPT_TOKENS + number)
@@ -56,10 +53,11 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
     return max(0, round(statistics.median(added)))
 
 
-def surrounded(costs: RungCosts, added: int) -> RungCosts:
-    """The costs of a rung with ``added`` nanoseconds around every step; what healing takes is the same as before."""
+def surrounded(costs: RungCosts, added: int, healing_cells: int) -> RungCosts:
+    """The costs of a rung with ``added`` nanoseconds around every step; what healing takes, measured on
+    ``healing_cells``, is the same as before."""
     decode, read = costs.decode, costs.read
-    bare_ns = decode.ns(1, PROMPT_TOKENS)
+    bare_ns = decode.ns(1, healing_cells)
     return replace(
         costs,
         read=StepCost(read.fixed_ns + added, read.token_ns, read.pair_ns),

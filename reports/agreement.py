@@ -1,23 +1,24 @@
 """How well the simulator foretells a run with real processes: the same scenario in both worlds, number by number.
 
-``python -m reports.agreement SIMULATED REAL`` takes the folders of two runs and prints a page in Markdown. The error
-is signed: positive where the real run took more than was foretold. Kills and the rungs of every answer are compared
-exactly.
+``python -m reports.agreement SIMULATED REAL [SIMULATED REAL]...`` takes the folders of two runs, or of several rounds
+of both, and prints a page in Markdown. The error is signed: positive where the real run took more than was foretold;
+of several rounds, each number is the median, and the spread of the real ones says what a machine does to itself.
+Kills and the rungs of every answer are compared exactly, round by round.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 from tabulate import tabulate
 
 from molt.errors import InputError
-from molt.log import FILE_NAME
+from molt.log import FILE_NAME, RETOLD
 from reports import metrics, show
 from reports.metrics import NS_PER_MS, nearest_rank
 from reports.publish import command
@@ -31,59 +32,95 @@ TIME_GOAL, PEAK_GOAL = 0.10, 0.05
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One number in both worlds; ``None`` where a world has none."""
+    """One number in both worlds, of every round; ``None`` where a world has none."""
 
     name: str
-    simulated: float | None
-    real: float | None
+    rounds: tuple[tuple[float | None, float | None], ...]
     shown: Callable[[float | None], str]
     goal: float | None = None
 
     @property
-    def error(self) -> float | None:
-        """The real number less the simulated one, as a share of the real one."""
-        if self.simulated is None or not self.real:
+    def simulated(self) -> float | None:
+        """The median of the simulated ones."""
+        return _median(simulated for simulated, _ in self.rounds)
+
+    @property
+    def real(self) -> float | None:
+        """The median of the real ones."""
+        return _median(real for _, real in self.rounds)
+
+    @property
+    def difference(self) -> float | None:
+        """The real number less the simulated one."""
+        if self.simulated is None or self.real is None:
             return None
-        return (self.real - self.simulated) / self.real
+        return self.real - self.simulated
+
+    @property
+    def error(self) -> float | None:
+        """The difference as a share of the real number."""
+        return self.difference / self.real if self.difference is not None and self.real else None
+
+    @property
+    def spread(self) -> float | None:
+        """From the smallest to the largest real number, as a share of their median."""
+        found = [real for _, real in self.rounds if real is not None]
+        return (max(found) - min(found)) / self.real if len(found) > 1 and self.real else None
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One policy in both worlds."""
+    """One policy in both worlds. ``differences`` has what should be the same and is not, of every round."""
 
     policy: str
     compared: tuple[Compared, ...]
-    kills: tuple[int, int]
-    rungs: tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]
+    differences: tuple[tuple[str, ...], ...]
 
     @property
-    def differences(self) -> tuple[str, ...]:
-        """What should be the same and is not."""
-        found = []
-        if self.kills[0] != self.kills[1]:
-            found.append(f"killed {self.kills[0]} times in the simulation, {self.kills[1]} times for real")
-        for tenant in sorted({*self.rungs[0], *self.rungs[1]}):
-            simulated, real = (" ".join(rungs.get(tenant, ())) or "nothing" for rungs in self.rungs)
-            if simulated != real:
-                found.append(f"{tenant}: {simulated} in the simulation, {real} for real")
-        return tuple(found)
+    def verdict(self) -> str:
+        """Whether kills and rungs agree, and where not."""
+        if not any(self.differences):
+            return "kills and rungs agree exactly"
+        if len(self.differences) == 1:
+            return "; ".join(self.differences[0])
+        return "; ".join(
+            f"round {number}: {', '.join(found) or 'kills and rungs agree exactly'}"
+            for number, found in enumerate(self.differences, start=1)
+        )
 
 
-def agreement(policy: str, simulated: Run, real: Run) -> Agreement:
-    """Both runs of a policy, compared."""
+def agreement(policy: str, rounds: Sequence[tuple[Run, Run]]) -> Agreement:
+    """The simulated and the real runs of a policy, compared."""
     numbers = [
-        Compared(f"{name}, {part}", of(simulated), of(real), show.span, TIME_GOAL if part == MEAN else None)
+        Compared(
+            f"{name}, {part}",
+            tuple((of(simulated), of(real)) for simulated, real in rounds),
+            show.span,
+            TIME_GOAL if part == MEAN else None,
+        )
         for name, durations in _DURATIONS.items()
         for part, of in _parts(durations)
     ]
-    peaks = metrics.usage_peak_bytes(simulated), own_peak_bytes(real)
-    peak = Compared("peak of the engine", *peaks, _size, PEAK_GOAL)
+    peaks = tuple((metrics.usage_peak_bytes(simulated), own_peak_bytes(real)) for simulated, real in rounds)
     return Agreement(
         policy,
-        (*numbers, peak),
-        (metrics.killed(simulated), metrics.killed(real)),
-        (rung_sequences(simulated), rung_sequences(real)),
+        (*numbers, Compared("peak of the engine", peaks, _size, PEAK_GOAL)),
+        tuple(differences(simulated, real) for simulated, real in rounds),
     )
+
+
+def differences(simulated: Run, real: Run) -> tuple[str, ...]:
+    """What should be the same in both worlds and is not: kills, and the rungs of every answer."""
+    found = []
+    kills = metrics.killed(simulated), metrics.killed(real)
+    if kills[0] != kills[1]:
+        found.append(f"killed {kills[0]} times in the simulation, {kills[1]} times for real")
+    sequences = rung_sequences(simulated), rung_sequences(real)
+    for tenant in sorted({*sequences[0], *sequences[1]}):
+        foretold, seen = (" ".join(rungs.get(tenant, ())) or "nothing" for rungs in sequences)
+        if foretold != seen:
+            found.append(f"{tenant}: {foretold} in the simulation, {seen} for real")
+    return tuple(found)
 
 
 def rung_sequences(run: Run) -> dict[str, tuple[str, ...]]:
@@ -95,7 +132,7 @@ def rung_sequences(run: Run) -> dict[str, tuple[str, ...]]:
 
 
 def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
-    """The page: what was run, where, and how well it agrees. Both runs are of any one policy."""
+    """The page: what was run, where, and how well it agrees. Both runs are of any one policy and round."""
     name, machine = real.scenario["name"], show.machine(real.header["machine"])
     profile, slowdown = real.scenario.get("profile"), real.header["real"]["slowdown"]
     made = [
@@ -105,34 +142,43 @@ def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
             ("realproc.run", real, "real processes"),
         )
     ]
-    return "\n".join(
-        [
-            f"# Simulated and real: {name}",
-            "",
-            f"Made by `python -m reports.agreement SIMULATED REAL` of {made[0]}, and {made[1]}, with the costs of "
-            f"`{Path(str(profile)).name}`, {slowdown:g} times slower than measured, on {machine}.",
-            "",
-            markdown(agreements),
-        ]
-    )
+    rounds = len(agreements[0].differences)
+    costs = f"the costs of `{Path(str(profile)).name}`" if rounds == 1 else "a profile for each round"
+    sentences = [
+        f"Made by `python -m reports.agreement SIMULATED REAL{' ...' * (rounds > 1)}` of {made[0]}, and {made[1]}, "
+        f"with {costs}, {slowdown:g} times slower than measured, on {machine}."
+    ]
+    if rounds > 1:
+        sentences.append(f"Numbers are medians of {rounds} rounds.")
+    if simulated.header.get("memory") == RETOLD:
+        sentences.append("Each simulated policy met the memory of its real run, and was told the same of it.")
+    return "\n".join([f"# Simulated and real: {name}", "", " ".join(sentences), "", markdown(agreements)])
 
 
 def markdown(agreements: list[Agreement]) -> str:
     """The table; below it what should be the same and is not, and how many numbers are as near as they should be."""
+    rounds = len(agreements[0].differences)
     body = [
-        [one.policy, c.name, c.shown(c.simulated), c.shown(c.real), _percent(c.error)]
+        [
+            one.policy,
+            c.name,
+            c.shown(c.simulated),
+            c.shown(c.real),
+            _signed(c),
+            _percent(c.error),
+            _share(c.spread),
+        ]
         for one in agreements
         for c in one.compared
         if c.simulated is not None or c.real is not None
     ]
+    headers = ["policy", "number", "simulated", "real", "difference", "error", "spread of the real runs"]
+    shown = len(headers) - (rounds == 1)
     table = tabulate(
-        body, headers=["policy", "number", "simulated", "real", "error"], tablefmt="github",
-        colalign=("left", "left", "right", "right", "right"), disable_numparse=True,
+        [row[:shown] for row in body], headers=headers[:shown], tablefmt="github",
+        colalign=("left", "left", *5 * ("right",))[:shown], disable_numparse=True,
     )  # fmt: skip
-    lines = [
-        f"- {one.policy}: " + ("; ".join(one.differences) or "kills and rungs agree exactly")
-        for one in agreements
-    ]
+    lines = [f"- {one.policy}: {one.verdict}" for one in agreements]
     compared = [c for one in agreements for c in one.compared]
     goals = [_reached("mean times", TIME_GOAL, compared), _reached("peaks", PEAK_GOAL, compared)]
     return "\n".join([table, "", *lines, "", " ".join(filter(None, goals)), ""])
@@ -197,26 +243,56 @@ def _size(value: float | None) -> str:
     return show.size(None if value is None else round(value))
 
 
+def _signed(compared: Compared) -> str:
+    """The difference in the unit of its numbers."""
+    if (difference := compared.difference) is None:
+        return show.ABSENT
+    return f"{'-' if difference < 0 else '+'}{compared.shown(abs(difference))}"
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return median(found) if found else None
+
+
+def _share(value: float | None) -> str:
+    return show.ABSENT if value is None else f"{100 * value:.0f} %"
+
+
 def _percent(error: float | None) -> str:
     return show.ABSENT if error is None else f"{100 * error:+.1f} %"
 
 
 def main(arguments: list[str]) -> int:
-    """Print the page of two run folders."""
-    if len(arguments) != 2:
-        print("usage: python -m reports.agreement SIMULATED REAL", file=sys.stderr)
+    """Print the page of the folders of one round or more."""
+    if not arguments or len(arguments) % 2:
+        print("usage: python -m reports.agreement SIMULATED REAL [SIMULATED REAL]...", file=sys.stderr)
         return 2
-    simulated, real = map(Path, arguments)
-    both = sorted(p.parent.name for p in simulated.glob(f"*/{FILE_NAME}") if (real / p.parent.name).is_dir())
+    folders = [Path(argument) for argument in arguments]
+    rounds = list(zip(folders[::2], folders[1::2], strict=True))
     try:
-        if not both:
-            raise InputError(f"{simulated} and {real} have no policy in common")
-        runs = [(Run.read(simulated / name / FILE_NAME), Run.read(real / name / FILE_NAME)) for name in both]
+        policies = _in_common(folders)
+        runs = {
+            name: [(_read(simulated, name), _read(real, name)) for simulated, real in rounds]
+            for name in policies
+        }
     except InputError as error:
         print(f"molt: {error}", file=sys.stderr)
         return 2
-    print(page(*runs[0], [agreement(name, *pair) for name, pair in zip(both, runs, strict=True)]))
+    print(page(*runs[policies[0]][0], [agreement(name, of_policy) for name, of_policy in runs.items()]))
     return 0
+
+
+def _in_common(folders: Sequence[Path]) -> list[str]:
+    """The policies that every folder has a log of."""
+    found = set.intersection(*({p.parent.name for p in folder.glob(f"*/{FILE_NAME}")} for folder in folders))
+    if not found:
+        raise InputError(f"{' and '.join(map(str, folders))} have no policy in common")
+    return sorted(found)
+
+
+def _read(folder: Path, policy: str) -> Run:
+    return Run.read(folder / policy / FILE_NAME)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -23,9 +23,11 @@ from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
 from molt.engine.protocol import Engine, EngineKind
 from molt.errors import InputError
-from molt.log import FILE_NAME, Log
+from molt.log import FILE_NAME, RETOLD, Log
+from molt.options import AsJson, LadderName, OutFolder, ProfileName, ScenarioPath, Seed
 from molt.scenario import PolicySpec
 from molt.units import show_duration
+from sim import retold
 from sim.world import World
 
 
@@ -38,11 +40,13 @@ class Clock(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job(job.Job):
-    """Everything one simulation run needs, read and checked."""
+    """Everything one simulation run needs, read and checked. ``memories`` has what a policy's process meets where that
+    does not come from the scenario."""
 
     engine: EngineKind
     clock: Clock
     device: str
+    memories: Mapping[str, retold.Memory]
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ def prepare(
     profile: str | None = None,
     seed: int | None = None,
     device: str = "cpu",
+    memory_of: Path | None = None,
 ) -> Job:
     """Read and check everything; raises ``InputError`` in one line, before anything is loaded or written."""
     if engine is EngineKind.MODELLED and clock is Clock.MEASURED:
@@ -72,7 +77,8 @@ def prepare(
 
         usable_device(device)
     read = job.prepare(path, policies=policies, ladder=ladder, profile=profile, seed=seed)
-    return Job(read.scenario, read.spec, read.costs, read.policies, engine, clock, device)
+    memories = {} if memory_of is None else {p.name: retold.read(memory_of, p.name) for _, p in read.policies}
+    return Job(read.scenario, read.spec, read.costs, read.policies, engine, clock, device, memories)
 
 
 def simulate(
@@ -93,6 +99,7 @@ def simulate(
                 engine,
                 Log(sink, _header(run, named, policy)),
                 measured_clock=run.clock is Clock.MEASURED,
+                memory=run.memories.get(policy.name),
                 on_progress=lambda now_ns, name=policy.name: on_progress(name, now_ns),  # type: ignore[misc]
             )
             begin = time.perf_counter()
@@ -114,7 +121,8 @@ def _engine(run: Job) -> Engine:
 
 
 def _header(run: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
-    return {**job.header(run, named, policy), "engine": run.engine.value, "clock": run.clock.value}
+    memory = {"memory": RETOLD} if run.memories else {}
+    return {**job.header(run, named, policy), "engine": run.engine.value, "clock": run.clock.value, **memory}
 
 
 def warn_if_slow(run: Job) -> None:
@@ -130,29 +138,29 @@ def warn_if_slow(run: Job) -> None:
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="SCENARIO", help="Scenario file (YAML).")],
+    path: ScenarioPath,
     policy: Annotated[
         list[str] | None, typer.Option(help="Policy name or module:Class; repeat for more.")
     ] = None,
-    ladder: Annotated[
-        str | None, typer.Option(help="Ladder name or file, in place of the scenario's.")
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(help="Costs of steps, as `molt calibrate` writes them, in place of the scenario's."),
-    ] = None,
+    ladder: LadderName = None,
+    profile: ProfileName = None,
     engine: Annotated[
         EngineKind, typer.Option(help="Real model steps, or their costs only.")
     ] = EngineKind.REAL,
     clock: Annotated[
         Clock, typer.Option(help="Time of a step: profiled, or measured (then quality is not).")
     ] = Clock.PROFILE,
-    seed: Annotated[int | None, typer.Option(help="Seed, in place of the scenario's.")] = None,
+    seed: Seed = None,
     device: Annotated[str, typer.Option(help="Where the real engine computes: cpu, or cuda.")] = "cpu",
-    out: Annotated[Path | None, typer.Option(help="New folder for the results.")] = None,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print summary.json instead of the table.")
-    ] = False,
+    memory_of: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run with real processes: every policy meets the memory it met there, and is told the same of it.",
+        ),
+    ] = None,
+    out: OutFolder = None,
+    json_output: AsJson = False,
 ) -> None:
     """Simulate SCENARIO under every policy it names and compare them."""
     from reports.from_run import write_reports
@@ -169,6 +177,7 @@ def command(
         profile=profile,
         seed=seed,
         device=device,
+        memory_of=memory_of,
     )
     folder = job.new_folder(out, run.scenario.name)
     warn_if_slow(run)

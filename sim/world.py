@@ -28,6 +28,7 @@ from molt.log import Log
 from molt.scenario import ResolvedScenario, ResolvedTenant
 from molt.world import Guest, T, Wait
 from sim.memory import OutOfMemoryKiller
+from sim.retold import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ class World(world.World):
     """One policy's run of one scenario.
 
     ``signal_delays`` says how long after each change of the budget the process hears of it: once at once, unless it
-    gives something else (nothing: never; several: more than once). ``costs`` are what everything takes;
-    ``believed``, what the scheduler takes them for, where that is something else.
+    gives something else (nothing: never; several: more than once). ``memory`` is what happens and what is told in place
+    of all that. ``costs`` are what everything takes; ``believed``, what the scheduler takes them for, where that is
+    something else.
     """
 
     def __init__(
@@ -61,13 +63,16 @@ class World(world.World):
         *,
         believed: CostModel | None = None,
         measured_clock: bool = False,
+        memory: Memory | None = None,
         signal_delays: Callable[[], tuple[int, ...]] = lambda: (0,),
         on_progress: Callable[[int], None] = lambda now_ns: None,
     ) -> None:
         super().__init__(ladder, costs, policy, engine, log, believed=believed)
         self._scenario = scenario
         self._measured = measured_clock
-        self._signal_delays = signal_delays
+        self._budgets = scenario.budgets if memory is None else memory.left
+        self._told = () if memory is None else memory.told
+        self._signal_delays = signal_delays if memory is None else tuple
         self._on_progress = on_progress
 
         self._env = simpy.Environment(initial_time=0)
@@ -78,6 +83,7 @@ class World(world.World):
     def run(self) -> None:
         """Simulate from 0 to the horizon."""
         self._env.process(self._trace())
+        self._env.process(self._tellings())
         for tenant in self._scenario.tenants:
             self._env.process(self._arrival(tenant))
         self._main = self._env.process(self._life())
@@ -89,7 +95,7 @@ class World(world.World):
     # What happens by itself.
 
     def _trace(self) -> Wait[None]:
-        for at_ns, budget in self._scenario.budgets:
+        for at_ns, budget in self._budgets:
             yield self._env.timeout(at_ns - self._now_ns)
             self._budget_bytes = budget
             self._record_memory()
@@ -98,18 +104,23 @@ class World(world.World):
                 if delay_ns:
                     self._env.process(self._late_signal(delay_ns))
                 else:
-                    self._signal()
+                    self._signal(budget)
+            if not self._alive:
+                self._wake()  # it is the OS that starts a process again
 
-    def _signal(self) -> None:
+    def _tellings(self) -> Wait[None]:
+        for at_ns, told_bytes in self._told:
+            yield self._env.timeout(at_ns - self._now_ns)
+            self._signal(told_bytes)
+
+    def _signal(self, budget_bytes: int) -> None:
         """Tell the process what it may have; while there is none, nobody hears it."""
         if self._alive:
-            self._tell(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=self._budget_bytes))
-        else:
-            self._wake()
+            self._tell(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=budget_bytes))
 
     def _late_signal(self, delay_ns: int) -> Wait[None]:
         yield self._env.timeout(delay_ns)
-        self._signal()
+        self._signal(self._budget_bytes)
 
     def _arrival(self, tenant: ResolvedTenant) -> Wait[None]:
         yield self._env.timeout(tenant.arrives_ns)

@@ -58,7 +58,7 @@ def test_what_a_world_adds_is_added_once_to_every_step(
 ) -> None:
     read, decode = StepCost(*coefficients), StepCost(0.0, *coefficients[1:])
     costs = RungCosts(load_ns=5, release_ns=7, read=read, decode=decode, healing=(Stretch(8, factor),))
-    within = surrounded(costs, added)
+    within = surrounded(costs, added, PROMPT_TOKENS)
     for context in (0, 500):
         assert within.read.ns(64, context) - read.ns(64, context) in range(added - 1, added + 2)
         assert within.decode.ns(1, context) - decode.ns(1, context) in range(added - 1, added + 2)

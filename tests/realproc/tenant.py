@@ -32,7 +32,7 @@ def wait_until_short(vigil: Vigil) -> None:
     recent: deque[Observation] = deque()
     while True:
         seen = vigil.look(time.monotonic_ns() + SECOND_NS)
-        if seen.usage_bytes + growth(recent, seen) * REACTION_NS // SECOND_NS > LINE_BYTES:
+        if seen.usage_bytes + growth(recent, seen, 1) * REACTION_NS // SECOND_NS > LINE_BYTES:
             return
         remember(recent, seen)
 

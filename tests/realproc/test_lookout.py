@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realproc.lookout import LOOK_NS, RATE_MAX_NS, RATE_MIN_NS, SECOND_NS, Vigil, growth
+from realproc.lookout import LOOK_NS, RATE_MAX_NS, RATE_MIN_NS, RATE_NS, SECOND_NS, Vigil, growth
 from realproc.signals import MS_NS, Messages, Meter, Observation, Polling
 
 MIB = 2**20
@@ -23,16 +23,34 @@ def seen(at_ms: int, usage_bytes: int) -> Observation:
 
 @given(st.integers(0, LIMIT), st.integers(0, LIMIT), st.integers(-10, 10**4))
 def test_only_growth_between_recent_observations_is_a_rate(first: int, second: int, apart_ms: int) -> None:
-    rate = growth([seen(0, first)], seen(apart_ms, second))
-    recent = RATE_MIN_NS <= apart_ms * MS_NS <= RATE_MAX_NS
+    """Much within a moment, anything within a while."""
+    rate = growth([seen(0, first)], seen(apart_ms, second), MIB)
+    earliest_ns = RATE_MIN_NS if second - first >= MIB else RATE_NS
+    recent = earliest_ns <= apart_ms * MS_NS <= RATE_MAX_NS
     assert (rate > 0) == (recent and (second - first) * SECOND_NS >= apart_ms * MS_NS > 0)
-    assert growth([], seen(0, first)) == 0
+    assert growth([], seen(0, first), 1) == 0
 
 
 def test_every_polling_sees_growth() -> None:
     """Even when it comes twice as late as it should."""
     for late_ms in (10, 100, 20, 200):
-        assert growth([seen(0, 0)], seen(late_ms, late_ms * 1000)) == 10**6
+        assert growth([seen(0, 0)], seen(late_ms, late_ms * 1000), 1) == 10**6
+
+
+@given(st.integers(5, 60), st.integers(0, 59))
+def test_memory_taken_piece_by_piece_does_not_seem_to_be_taken_faster(every_ms: int, start_ms: int) -> None:
+    """A MiB every so often, looked at every 10 ms, is no more than one MiB too much in the time that is looked at."""
+    looks = [seen(ms, (ms + start_ms) // every_ms * MIB) for ms in range(0, 600, 10)]
+    rates = [growth(looks[:number], look, 4 * MIB) for number, look in enumerate(looks)]
+    grain = MIB * SECOND_NS // RATE_NS
+    assert max(rates) <= MIB * 1000 // every_ms + grain
+    assert max(rates) >= 0.8 * MIB * 1000 // every_ms
+
+
+def test_growth_that_begins_between_two_looks_is_seen_whole_with_the_next() -> None:
+    slow = [seen(ms, ms // 20 * MIB) for ms in range(0, 100, 10)]
+    fast = [seen(100, 8 * MIB), seen(110, 12 * MIB)]
+    assert growth([*slow, fast[0]], fast[1], 4 * MIB) == 400 * MIB
 
 
 def meter(folder: Path, usage_bytes: int) -> Meter:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from reports.agreement import agreement, main, markdown, rung_sequences
+from reports.agreement import agreement, differences, main, markdown, rung_sequences
+from reports.run import Run
 from tests.reports.story import Story, survivor, victim
 from tests.reports.test_real import KERNEL
 
@@ -18,31 +19,54 @@ def slower(factor: int) -> Story:
     return story.tokens(100 * factor, 150 * factor).finish(150 * factor)
 
 
+def in_both(simulated: int, real: int) -> tuple[Run, Run]:
+    """The story so many times slower in each of the worlds."""
+    return slower(simulated).end(900).run(), slower(real).record("kernel", 900, **KERNEL).run()
+
+
 def test_an_error_is_signed_and_a_share_of_the_real_number() -> None:
-    found = agreement("molt", slower(4).end(900).run(), slower(5).record("kernel", 900, **KERNEL).run())
+    found = agreement("molt", [in_both(4, 5)])
     errors = {compared.name: compared.error for compared in found.compared}
     assert errors["first token, mean"] == pytest.approx(0.2)
     assert errors["between tokens, p99"] == pytest.approx(0.2)
     assert errors["peak of the engine"] == 0.0
     assert errors["switch, mean"] is None
     assert "+20.0 %" in markdown([found])
-    assert found.differences == ()
+    assert "spread" not in markdown([found])
+    assert found.verdict == "kills and rungs agree exactly"
+
+
+def test_of_several_rounds_every_number_is_the_median_and_the_real_ones_have_a_spread() -> None:
+    found = agreement("molt", [in_both(4, 5), in_both(4, 4), in_both(4, 8)])
+    first = next(one for one in found.compared if one.name == "first token, mean")
+    assert first.rounds == ((400.0, 500.0), (400.0, 400.0), (400.0, 800.0))
+    assert (first.simulated, first.real) == (400.0, 500.0)
+    assert first.error == pytest.approx(0.2)
+    assert first.spread == pytest.approx(0.8)
+    assert "80 %" in markdown([found])
+    assert found.verdict == "kills and rungs agree exactly"
+
+
+def test_differences_are_told_round_by_round() -> None:
+    alike, killed = (survivor().run(), survivor().run()), (survivor().run(), victim().run())
+    told = agreement("molt", [alike, killed]).verdict
+    assert told.startswith(
+        "round 1: kills and rungs agree exactly; round 2: killed 0 times in the simulation, 1"
+    )
 
 
 def test_kills_and_rungs_are_compared_exactly() -> None:
-    found = agreement("molt", survivor().run(), victim().run())
-    assert found.differences == (
+    found = differences(survivor().run(), victim().run())
+    assert found == (
         "killed 0 times in the simulation, 1 times for real",
         "chat: tier0 tier1 in the simulation, tier0 for real",
-        "digest: nothing in the simulation, tier0 for real",
-    ) or found.differences[0].startswith("killed 0")
+    )
     assert rung_sequences(survivor().run()) == {"chat": ("tier0", "tier1")}
-    assert not agreement("molt", survivor().run(), survivor().run()).differences
+    assert not differences(survivor().run(), survivor().run())
 
 
 def test_the_page_says_how_many_numbers_are_as_near_as_they_should_be() -> None:
-    near = agreement("molt", slower(19).end(900).run(), slower(20).record("kernel", 900, **KERNEL).run())
-    far = agreement("hold", slower(4).end(900).run(), slower(5).record("kernel", 900, **KERNEL).run())
+    near, far = agreement("molt", [in_both(19, 20)]), agreement("hold", [in_both(4, 5)])
     told = markdown([near, far])
     assert "Of 4 mean times 2 are within 10%; they are 12.5% off on average." in told
     assert "Of 2 peaks 2 are within 5%; they are 0.0% off on average." in told
@@ -60,6 +84,9 @@ def test_the_command_compares_what_both_have(tmp_path: Path, capsys: pytest.Capt
     assert "molt: kills and rungs agree exactly" in printed
     assert "hold" not in printed
     assert main(["one"]) == 2
+    twice = 2 * [str(tmp_path / "sim"), str(tmp_path / "real")]
+    assert main(twice) == 0
+    assert "2 rounds" in capsys.readouterr().out
 
 
 def test_runs_without_a_policy_in_common_are_refused(
