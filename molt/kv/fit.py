@@ -60,6 +60,9 @@ RIDGE = 1e-5
 FIRST_RIDGE = 1e-6
 """The same for the first mapped layer, which is linear in its own input: there is nothing to hold back."""
 
+SHARPEN = 0.25
+"""How much further from their means outputs are, over what their layer leaves unexplained (docs/kv-maps.md)."""
+
 SPREAD_MIN = 1e-6
 
 
@@ -71,7 +74,7 @@ class Options:
     each destination layer sees ``sources`` source layers (``None``: all); the destination runs its first
     ``native_layers`` layers itself; ``ridge`` is the relative penalty. With a ``rank`` the maps are shared ones:
     all layers see that many numbers made of all source layers and the input. ``bf16``: rungs read the documents
-    with matrices in bfloat16.
+    with matrices in bfloat16. ``sharpen`` is the strength of ``Holdout.sharpen``.
     """
 
     rows: int = ROWS
@@ -83,6 +86,7 @@ class Options:
     window: int = WINDOW_TOKENS
     windows: int = WINDOWS_PER_DOCUMENT_MAX
     bf16: bool = False
+    sharpen: float = SHARPEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,8 @@ def fit_ladder(
         Holdout(_fit_pair(plan, sums), plan.source.first, plan.dest.first, plan.dest.inputs) for plan in plans
     ]
     hold_out(models, held, heldout_texts, options.heldout_rows, partial(progress, "held out"))
+    for one in held:
+        one.sharpen(options.sharpen)
     fitted = tuple(
         _write(plan, one, sums.rows, tokenizer_sha256, corpus.sources, out)
         for plan, one in zip(plans, held, strict=True)
@@ -281,6 +287,7 @@ def _write(
         residual_v=residual_v,
         heldout_rows=held.rows,
         calibration=calibration,
+        sharpened=plan.options.sharpen,
     )
     path = out / map_file.file_name(card.source, card.dest)
     map_file.save(path, kv_map, card)
@@ -331,6 +338,10 @@ def command(
         int, typer.Option("--windows", min=1, help="Most windows of one document.")
     ] = WINDOWS_PER_DOCUMENT_MAX,
     bf16: Annotated[bool, typer.Option(help="Read the documents with matrices in bfloat16.")] = False,
+    sharpen: Annotated[
+        float,
+        typer.Option(min=0.0, help="How far outputs are moved from their means, over what is unexplained."),
+    ] = SHARPEN,
     as_json: Annotated[bool, typer.Option("--json", help="Print the maps' cards as JSON.")] = False,
 ) -> None:
     """Fit the maps between the rungs of LADDER and print what they leave unexplained."""
@@ -348,6 +359,7 @@ def command(
         window=window,
         windows=windows_each,
         bf16=bf16,
+        sharpen=sharpen,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as bars:

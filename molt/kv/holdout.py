@@ -1,4 +1,5 @@
-"""What finished maps leave unexplained on documents that they were not fitted on: applied as a switch does it."""
+"""What maps leave unexplained on documents that they were not fitted on, applied as a switch does it; and how much
+further from the mean that makes their outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from molt.errors import InputError
 from molt.kv.calibrate import NO_WINDOW, blocks_of
-from molt.kv.project import KVMap, map_rows
+from molt.kv.project import KVMap, map_rows, sharpened
 from molt.kv.resident import Resident
 
 
@@ -25,9 +26,9 @@ class Holdout:
     inputs: int
     rows: int = 0
     _origin: Tensor | None = None  # (L, 2 * H * D)
-    _sums: Tensor = field(
-        init=False
-    )  # (3, L, 2 * H * D) float64: errors, squares, and values about the origin
+    _sums: Tensor = field(init=False)
+    """(5, L, 2 * H * D) float64, about the origin: mapped values p, true ones t, p^2, p t, t^2."""
+    _gains: Tensor | float = 1.0
 
     def add(self, blocks: Sequence[Tensor]) -> None:
         """Take in a window of every model, as ``calibrate.blocks_of`` gives it."""
@@ -39,21 +40,31 @@ class Holdout:
         )
         if self._origin is None:
             self._origin = truth.mean(0)
-            self._sums = torch.zeros(3, *self._origin.shape, dtype=torch.float64)
-        about = truth - self._origin
-        parts = ((mapped - truth).square(), about.square(), about)
+            self._sums = torch.zeros(5, *self._origin.shape, dtype=torch.float64)
+        mapped -= self._origin
+        truth -= self._origin
+        parts = (mapped, truth, mapped.square(), mapped * truth, truth.square())
         self._sums += torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
         self.rows += len(truth)
 
+    def sharpen(self, strength: float) -> None:
+        """Move the outputs of the map away from their means, by ``strength`` times the share that K, or V, of their
+        layer leaves unexplained."""
+        assert self._origin is not None
+        shares = torch.tensor(self.unexplained(), dtype=torch.float64).T  # (L, 2)
+        self._gains = (1.0 + strength * shares).repeat_interleave(self._origin.shape[1] // 2, dim=1)
+        self.kv_map = sharpened(self.kv_map, self._gains, self._origin + self._sums[0] / self.rows)
+
     def unexplained(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """1 - R^2 of K and of V, layer by layer."""
-        error, squares, total = self._sums
-        variance = squares - total**2 / self.rows
-        shares = (
-            part.sum(1) / whole.sum(1)
+        """1 - R^2 of K and of V, layer by layer, of the map as it is now."""
+        mapped, truth, squares, products, true_squares = self._sums / self.rows
+        variance = true_squares - truth**2
+        of_mapped, shared = squares - mapped**2, products - mapped * truth
+        error = self._gains**2 * of_mapped - 2 * self._gains * shared + variance + (mapped - truth) ** 2
+        keys, values = (
+            tuple((part.sum(1) / whole.sum(1)).tolist())
             for part, whole in zip(error.chunk(2, dim=1), variance.chunk(2, dim=1), strict=True)
         )
-        keys, values = (tuple(share.tolist()) for share in shares)
         return keys, values
 
 

@@ -26,7 +26,7 @@ from molt.models.ladder_file import LadderSpec
 from molt.models.predict import map_bytes
 from molt.models.weights_file import file_sha256, read_header, weights_sha256
 
-FORMAT = "molt.kv.map/1"
+FORMAT = "molt.kv.map/2"
 _unaltered: set[tuple[Path, int, int]] = set()  # path, size, mtime_ns of files that matched their digest
 
 
@@ -39,7 +39,8 @@ class MapCard:
     """What a map is, what it was fitted on and how well.
 
     ``features_per_row`` is p/n of the layer with most features; ``residual_k`` and ``residual_v`` are 1 - R^2
-    on held-out documents, one for each of ``sources``, the mapped layers.
+    on held-out documents, one for each of ``sources``, the mapped layers. ``sharpened`` is how strongly the outputs
+    were moved away from their means (``molt.kv.holdout``).
     """
 
     source: str
@@ -57,6 +58,7 @@ class MapCard:
     residual_v: tuple[float, ...]
     heldout_rows: int
     calibration: tuple[str, ...]
+    sharpened: float = 0.0
     digest: str = ""
 
 
