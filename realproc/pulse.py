@@ -1,10 +1,12 @@
-"""How long a live world takes from one boundary to the next, as it seems lately: the time in which it hears nothing."""
+"""How long a live world takes from one boundary to the next, as it seems lately: the time in which it hears nothing;
+and how slow its machine is."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 
 from molt.core.events import LoadProgressed, PromptRead, RungLoaded, Switched, TokensProduced
 from molt.live.world import Heard, MemorySample
@@ -14,7 +16,7 @@ STEPS = (TokensProduced, PromptRead, LoadProgressed, RungLoaded, Switched)
 
 
 class Pulse:
-    """Listens to a world; ``boundary_ns`` may be asked for by any thread."""
+    """Listens to a world; ``boundary_ns`` and ``slower`` may be asked for by any thread."""
 
     def __init__(self, longest_ns: int) -> None:
         """``longest_ns`` is what a step may take at the most, and is assumed until the first has ended."""
@@ -24,6 +26,7 @@ class Pulse:
         """What caches, and all together, take by the books of the world."""
         self._last_ns = time.monotonic_ns()
         self._lately: deque[int] = deque([longest_ns], maxlen=REMEMBERED)
+        self._tokens: deque[tuple[str, int]] = deque(maxlen=REMEMBERED)
 
     def hear(self, heard: Heard) -> None:
         """Something has happened in the world."""
@@ -35,7 +38,10 @@ class Pulse:
                 self._has_begun.set()
             return
         if isinstance(heard, STEPS):  # it may have been idle before: then nobody waited for so long
-            self._lately.append(min(self._longest_ns, now_ns - self._last_ns))
+            took_ns = min(self._longest_ns, now_ns - self._last_ns)
+            self._lately.append(took_ns)
+            if isinstance(heard, TokensProduced) and not heard.heal:
+                self._tokens.append((heard.rung, took_ns))
         self._last_ns = now_ns
 
     def begin_ns(self, within_s: float) -> int | None:
@@ -45,3 +51,7 @@ class Pulse:
     def boundary_ns(self) -> int:
         """The longest step of the last few."""
         return max(tuple(self._lately))
+
+    def slower(self, token_ns: Mapping[str, int]) -> float:
+        """How many times longer than it should, by rung, the slowest of the last tokens took; no less than 1."""
+        return max([1.0, *(took_ns / token_ns[rung] for rung, took_ns in tuple(self._tokens))])

@@ -229,19 +229,18 @@ def reaction(run: Job, pulse: Pulse) -> Callable[[], int]:
     """How far ahead a budget has to look while it falls: what is told must hold until the world can hear again.
 
     That is to the next look, to the next boundary, then every rung released; and whatever is begun on its word, at
-    worst a stretch of a switch. Steps of late tell how much slower than its profile the machine is, as others compute
+    worst a stretch of a switch. Tokens of late tell how much slower than its profile the machine is, as others compute
     on it too. Boundary and stretch count twice: what is under way may be slower than what was before.
     """
     releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
-    tokens = min(TYPICAL_CELLS, *(rung.max_positions for rung in run.spec.ladder.rungs))
-    step_ns = max(costs.decode.ns(1, tokens) for costs in run.costs.rungs.values())
-    switch_ns = max((costs.switch.ns(tokens, 0) for costs in run.costs.routes.values()), default=0)
+    cells = min(TYPICAL_CELLS, *(rung.max_positions for rung in run.spec.ladder.rungs))
+    token_ns = {name: costs.decode.ns(1, cells) for name, costs in run.costs.rungs.items()}
+    switch_ns = max((costs.switch.ns(cells, 0) for costs in run.costs.routes.values()), default=0)
     stretch_ns = min(switch_ns, CHUNK_NS_MAX)
 
     def reaction_ns() -> int:
-        boundary_ns = pulse.boundary_ns()
-        slower = max(1.0, boundary_ns / step_ns)
-        return LOOK_NS + 2 * boundary_ns + releases_ns + round(2 * stretch_ns * slower)
+        slowed_ns = round(2 * stretch_ns * pulse.slower(token_ns))
+        return LOOK_NS + 2 * pulse.boundary_ns() + releases_ns + slowed_ns
 
     return reaction_ns
 

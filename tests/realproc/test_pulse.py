@@ -47,3 +47,27 @@ def test_what_is_no_step_takes_no_time(monkeypatch) -> None:  # type: ignore[no-
         now_ns += 2 * MS
         pulse.hear(TOKEN)
     assert pulse.boundary_ns() == 2 * MS
+
+
+def test_how_slow_a_machine_is_is_told_by_tokens_alone(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """A load, a switch and a token that heals take longer than a token on any machine."""
+    now_ns, expected_ns = 0, {"tier0": 4 * MS, "tier1": 2 * MS}
+    monkeypatch.setattr(p.time, "monotonic_ns", lambda: now_ns)
+    pulse = p.Pulse(100 * MS)
+    assert pulse.slower(expected_ns) == 1.0, "before anything is known, as it should be"
+    told = []
+    for took_ms, heard in (
+        (3, TOKEN),
+        (40, e.RungLoaded(at_ns=0, rung="tier1", decision=1)),
+        (40, e.TokensProduced(at_ns=0, tenant="chat", rung="tier0", count=1, heal=8, healed=8)),
+        (6, e.TokensProduced(at_ns=0, tenant="chat", rung="tier1", count=1)),
+        (8, TOKEN),
+    ):
+        now_ns += took_ms * MS
+        pulse.hear(heard)
+        told.append(pulse.slower(expected_ns))
+    assert told == [1.0, 1.0, 1.0, 3.0, 3.0]
+    for _ in range(p.REMEMBERED):
+        now_ns += 4 * MS
+        pulse.hear(TOKEN)
+    assert pulse.slower(expected_ns) == 1.0, "what is long ago does not count"

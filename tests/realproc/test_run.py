@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from molt import log
+from molt.core.bound import CHUNK_NS_MAX
 from molt.errors import InputError
 from realproc import run as r
 from realproc.control_groups import ControlGroups
@@ -158,14 +159,17 @@ def test_the_margin_is_a_share_where_budgets_are_large() -> None:
 
 
 def test_what_is_told_must_hold_until_the_world_can_hear_again(scenario: Path) -> None:
-    """A look of 10 ms and the releases take what they take; boundary and stretch of a switch count twice, and as much
-    longer as the last steps were than those of the profile."""
+    """A look of 10 ms and the releases take what they take; boundary and stretch of a switch count twice, the stretch
+    as much longer as tokens are than those of the profile."""
     run, pulse = r.job.prepare(scenario), Pulse(1)
     reaction_ns = r.reaction(run, pulse)
-    step_ns = max(costs.decode.ns(1, r.TYPICAL_CELLS) for costs in run.costs.rungs.values())
     fixed_ns = LOOK_NS + sum(costs.release_ns for costs in run.costs.rungs.values())
-    pulse.boundary_ns = lambda: step_ns  # type: ignore[method-assign]
-    twice_ns = reaction_ns() - fixed_ns
-    assert twice_ns > 2 * step_ns
-    pulse.boundary_ns = lambda: 3 * step_ns  # type: ignore[method-assign]
-    assert reaction_ns() - fixed_ns == pytest.approx(3 * twice_ns, abs=2)
+    boundary_ns, slower = 7 * 10**6, 1.0
+    pulse.boundary_ns = lambda: boundary_ns  # type: ignore[method-assign]
+    pulse.slower = lambda token_ns: slower  # type: ignore[method-assign]
+    stretches_ns = reaction_ns() - fixed_ns - 2 * boundary_ns
+    assert 0 < stretches_ns <= 2 * CHUNK_NS_MAX
+    boundary_ns *= 3
+    assert reaction_ns() == fixed_ns + 2 * boundary_ns + stretches_ns
+    slower = 2.5
+    assert reaction_ns() == pytest.approx(fixed_ns + 2 * boundary_ns + 2.5 * stretches_ns, abs=2)
