@@ -23,7 +23,7 @@ from molt.core.bound import CHUNK_NS_MAX
 from molt.core.ladder import Ladder
 from molt.core.turns import step_ns_max
 from molt.core.view import Policy
-from molt.engine.protocol import EngineDied
+from molt.engine.protocol import EngineDied, LoadError, SwitchError
 from molt.errors import InputError
 from molt.job import Job
 from molt.live.remote import ChildSpec
@@ -179,9 +179,11 @@ def bring_up(engine: SlowedEngine, run: Job, home: Place) -> None:
 
 @contextmanager
 def coming_up(home: Place) -> Iterator[None]:
-    """``InputError`` if the engine process does not live through its start."""
+    """``InputError`` if the engine process does not live through its start, or a rung or a map cannot be used."""
     try:
         yield
+    except (LoadError, SwitchError) as refusal:
+        raise InputError(f"the engine cannot be warmed up: {refusal}") from None
     except EngineDied as death:
         hint = LIMIT_HINT if home.counted().get("kills") else MAPPED_HINT
         raise InputError(f"the engine process does not come up: {death.reason}{hint}") from None

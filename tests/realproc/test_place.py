@@ -171,3 +171,9 @@ def test_an_engine_that_does_not_answer_while_it_comes_up() -> None:
     assert engine.pid is not None
     until_gone([engine.pid])
     engine.kill()
+
+
+@pytest.mark.parametrize("refusal", [SwitchError("a.safetensors: altered"), LoadError("tier0: torn")])
+def test_what_cannot_be_used_is_told_in_a_line_before_anything_begins(refusal: Exception) -> None:
+    with pytest.raises(InputError, match=f"the engine cannot be warmed up: {refusal}"), coming_up(OpenPlace()):
+        raise refusal

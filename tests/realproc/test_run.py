@@ -14,12 +14,15 @@ import pytest
 
 from molt import log
 from molt.core.bound import CHUNK_NS_MAX
+from molt.engine.protocol import EngineKind
 from molt.errors import InputError
 from realproc import run as r
 from realproc.control_groups import ControlGroups
 from realproc.lookout import LOOK_NS
 from realproc.pulse import Pulse
+from reports import agreement
 from reports.schema import read_summary
+from sim.run import prepare, simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIO = """
@@ -99,8 +102,11 @@ def test_who_holds_is_killed_by_the_kernel(real_groups: ControlGroups, scenario:
     assert not any(group for folder in folders for group in folder.glob(f"molt-run-{done.pid}-*"))
 
 
-def test_without_a_group_it_reacts_to_a_declared_budget(scenario: Path) -> None:
-    out = scenario.parent / "out"
+def test_without_a_group_it_reacts_to_a_declared_budget(
+    scenario: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the simulator can be told the same, and compared."""
+    out, simulated = scenario.parent / "out", scenario.parent / "simulated"
     done = command(str(scenario), "--policy", "molt", "--no-cgroup", "--json", "--out", str(out))
     assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)["policies"]["molt"]
@@ -110,6 +116,16 @@ def test_without_a_group_it_reacts_to_a_declared_budget(scenario: Path) -> None:
     told = [record["budget_bytes"] for record in records(out / "molt", "signal")]
     assert min(told) <= 12 * 2**20
     assert max(record["taken_bytes"] for record in records(out / "molt", "pressure")) >= 39 * 2**20
+
+    simulate(prepare(scenario, policies=["molt"], engine=EngineKind.MODELLED, memory_of=out), simulated)
+    real_told, told = (
+        [r["budget_bytes"] for r in records(one / "molt", "event") if r["type"] == "BudgetChanged"]
+        for one in (out, simulated)
+    )
+    assert told == real_told[: len(told)]
+    assert len(told) >= len(real_told) - 1, "but for what is told at the very end"
+    assert agreement.main([str(simulated), str(out)]) == 0
+    assert "met the memory of its real run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
