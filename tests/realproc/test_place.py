@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from molt.engine.protocol import EngineDied
+from molt.engine.protocol import EngineDied, LoadError, SwitchError
 from molt.errors import InputError
 from molt.live.remote import ChildSpec, Patience, RemoteEngine
 from realproc import cgroup
@@ -175,5 +175,8 @@ def test_an_engine_that_does_not_answer_while_it_comes_up() -> None:
 
 @pytest.mark.parametrize("refusal", [SwitchError("a.safetensors: altered"), LoadError("tier0: torn")])
 def test_what_cannot_be_used_is_told_in_a_line_before_anything_begins(refusal: Exception) -> None:
-    with pytest.raises(InputError, match=f"the engine cannot be warmed up: {refusal}"), coming_up(OpenPlace()):
+    with (
+        pytest.raises(InputError, match=f"the engine cannot be warmed up: {refusal}"),
+        coming_up(OpenPlace()),
+    ):
         raise refusal
