@@ -211,7 +211,7 @@ def test_residuals_are_those_of_the_map_and_attention_notices_them() -> None:
 
 
 def test_a_native_cache_leaves_no_residual() -> None:
-    """The measure itself: a carried cache that is the own one but for its last cell, which the next token likes best."""
+    """The measure itself: a carried cache that is the own one but for its last cell."""
     everything = Settings(documents=2, context=160, continuation=8, islands=Islands(159, 0))
     found = routes(bench().spec, "tier0", "tier1")
     few = texts(bench().spec, documents(None)[0], everything)
