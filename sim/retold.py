@@ -25,14 +25,19 @@ class Memory:
     told: Budgets
 
 
-def read(run: Path, policy: str) -> Memory:
-    """The memory that a policy met in the run of a folder; ``InputError``: no such log, or not of real processes."""
+def read(run: Path, policy: str, scenario_name: str) -> Memory:
+    """The memory that a policy met in the run of a folder.
+
+    ``InputError``: no such log, not of real processes, or of another scenario than ``scenario_name``.
+    """
     path = run / policy / log.FILE_NAME
     header, records = log.read(path)
     told = tuple((r["at_ns"], r["budget_bytes"]) for r in records if r.get("type") == "BudgetChanged")
     if "real" not in header or not told:
         raise InputError(f"{path}: no run with real processes, or its process was never told a budget")
     scenario = header["scenario"]
+    if scenario["name"] != scenario_name:
+        raise InputError(f"{path}: a run of {scenario['name']}, not of {scenario_name}")
     all_bytes = scenario["budgets"][0][1]
     left = {0: all_bytes}
     for record in records:

@@ -77,7 +77,11 @@ def prepare(
 
         usable_device(device)
     read = job.prepare(path, policies=policies, ladder=ladder, profile=profile, seed=seed)
-    memories = {} if memory_of is None else {p.name: retold.read(memory_of, p.name) for _, p in read.policies}
+    memories = {
+        policy.name: retold.read(memory_of, policy.name, read.scenario.name)
+        for _, policy in read.policies
+        if memory_of is not None
+    }
     return Job(read.scenario, read.spec, read.costs, read.policies, engine, clock, device, memories)
 
 

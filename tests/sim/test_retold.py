@@ -18,6 +18,7 @@ from sim.run import prepare, simulate
 from tests.small import MS
 
 SPIKE = Path("scenarios/spike_mid_answer.yaml")
+NAME = "spike_mid_answer"
 MIB = 2**20
 ALL_BYTES = 52 * MIB
 
@@ -35,9 +36,8 @@ def real_log(
     (folder / policy).mkdir(parents=True)
     told = {0: 52} if told is None else told
     with (folder / policy / log.FILE_NAME).open("w", encoding="utf-8") as sink:
-        written = log.Log(
-            sink, {"real": {}, "scenario": {"budgets": [[0, ALL_BYTES]], "kill_after_ns": 500 * MS}, **header}
-        )
+        scenario = {"name": NAME, "budgets": [[0, ALL_BYTES]], "kill_after_ns": 500 * MS}
+        written = log.Log(sink, {"real": {}, "scenario": scenario, **header})
         for at_ms in sorted({*(pressure or {}), *told, *victims}):
             at_ns = at_ms * MS
             if at_ms in (pressure or {}):
@@ -52,14 +52,18 @@ def real_log(
 
 def test_what_others_left_and_what_was_told_are_two_things(tmp_path: Path) -> None:
     run = real_log(tmp_path, pressure={800: 40, 900: 30}, told={0: 52, 805: 20})
-    memory = retold.read(run, "molt")
+    memory = retold.read(run, "molt", NAME)
     assert memory.left == ((0, 52 * MIB), (800 * MS, 40 * MIB), (900 * MS, 30 * MIB))
     assert memory.told == ((0, 52 * MIB), (805 * MS, 20 * MIB))
 
 
 def test_what_a_killed_allocator_had_is_free_once_the_simulated_os_has_killed_too(tmp_path: Path) -> None:
     run = real_log(tmp_path, pressure={800: 30}, told={0: 52, 805: 28}, victims=(900,))
-    assert retold.read(run, "molt").left == ((0, ALL_BYTES), (800 * MS, 30 * MIB), (1400 * MS + 1, ALL_BYTES))
+    assert retold.read(run, "molt", NAME).left == (
+        (0, ALL_BYTES),
+        (800 * MS, 30 * MIB),
+        (1400 * MS + 1, ALL_BYTES),
+    )
 
 
 def simulated(memory_of: Path, out: Path) -> Run:
@@ -90,10 +94,15 @@ def test_a_run_that_has_no_such_memory_is_refused(
     tmp_path: Path, made: dict[str, Any], policy: str, says: str
 ) -> None:
     with pytest.raises(InputError, match=says):
-        retold.read(real_log(tmp_path, **made), policy)
+        retold.read(real_log(tmp_path, **made), policy, NAME)
 
 
 def test_a_simulated_run_has_no_memory_to_tell(tmp_path: Path) -> None:
     simulated(real_log(tmp_path / "real"), tmp_path / "out")
     with pytest.raises(InputError, match="no run with real processes"):
-        retold.read(tmp_path / "out", "molt")
+        retold.read(tmp_path / "out", "molt", NAME)
+
+
+def test_the_memory_of_another_scenario_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a run of spike_mid_answer, not of sawtooth"):
+        retold.read(real_log(tmp_path), "molt", "sawtooth")
