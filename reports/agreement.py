@@ -166,7 +166,7 @@ def markdown(agreements: list[Agreement]) -> str:
             c.shown(c.real),
             _signed(c),
             _percent(c.error),
-            _share(c.spread),
+            show.percent(c.spread),
         ]
         for one in agreements
         for c in one.compared
@@ -253,10 +253,6 @@ def _signed(compared: Compared) -> str:
 def _median(values: Iterable[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return median(found) if found else None
-
-
-def _share(value: float | None) -> str:
-    return show.ABSENT if value is None else f"{100 * value:.0f} %"
 
 
 def _percent(error: float | None) -> str:
