@@ -29,9 +29,9 @@ from tabulate import tabulate
 from tokenizers import Tokenizer
 from torch import Tensor
 
-import molt.engine  # noqa: F401  decides how threads wait, before torch
+import molt.openmp  # noqa: F401  before torch
 from benchmarks.timing import Others, medians, roof, write
-from molt.kv.resident import Resident
+from molt.kv.loaded_rung import Resident
 from molt.models import image, predict
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
 from molt.models.loader import DTYPES, LoadedRung, load

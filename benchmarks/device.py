@@ -19,15 +19,15 @@ import typer
 from rich.console import Console
 from tabulate import tabulate
 
-from molt.cli import run_command
+from molt.core.engine_protocol import Request, Way
 from molt.core.ladder import Route, RouteKind
 from molt.engine.device import allocated_bytes, usable_device
-from molt.engine.protocol import Request, Way
 from molt.engine.real import RealEngine
-from molt.kv.fit import resident
-from molt.kv.resident import Resident
+from molt.fitting.fit import resident
+from molt.kv.loaded_rung import Resident
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.models.loader import load
+from molt.program import run_command
 
 PROMPT = tuple(i % 200 + 20 for i in range(513))
 REPEATS = 5

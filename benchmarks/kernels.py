@@ -21,7 +21,7 @@ from tabulate import tabulate
 from torch import Tensor
 from torch.nn import functional
 
-import molt.engine  # noqa: F401  decides how threads wait, before torch
+import molt.openmp  # noqa: F401  before torch
 from benchmarks.timing import Others, medians, roof, write
 from molt.models.matrix import Int8Matrix, row_offsets
 

@@ -14,16 +14,16 @@ from collections.abc import Callable
 
 from tabulate import tabulate
 
+from molt.core.engine_protocol import Engine, Request
 from molt.core.events import TenantFinished, TenantKind, TokensProduced
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine, Request
 from molt.engine.real import RealEngine
+from molt.formats.log import Log
+from molt.jobs.plugins import make_policy
+from molt.jobs.profile import load_profile
+from molt.live.live_world import Heard, LiveWorld
 from molt.live.remote import ChildSpec, RemoteEngine
-from molt.live.world import Heard, LiveWorld
-from molt.log import Log
 from molt.models.ladder_file import LadderSpec, resolve
-from molt.plugins import make_policy
-from molt.profile import load_profile
 
 PROMPT_TOKENS = 32
 TOKENS = 64

@@ -18,11 +18,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from realproc import cgroup
-from realproc.guard import Guard
-from realproc.pressure import SECOND_NS, Allocator, AllocatorSpec, Targets
-from realproc.record import command
-from realproc.resident import MIB
+from realproc.kernel import limited_group
+from realproc.kernel.guard import Guard
+from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec, Targets
+from realproc.kernel.record import command
+from realproc.kernel.touched_pages import MIB
 
 LIMIT_BYTES = 64 * MIB
 DURATION_NS = 40 * SECOND_NS
@@ -95,7 +95,7 @@ def reading(guard: Guard) -> Iterator[subprocess.Popen[bytes]]:
             ["/bin/sh", "-c", f"sleep 1; while :; do cat {file.name} > /dev/null; sleep 0.05; done"]
         )
         guard.child(reader.pid)
-        cgroup.add(guard.group.folder, reader.pid)
+        limited_group.add(guard.group.folder, reader.pid)
         try:
             yield reader
         finally:

@@ -26,9 +26,9 @@ import httpx2
 import psutil
 from tabulate import tabulate
 
-from molt import provenance
-from molt.demo import server
-from molt.log import read
+from molt.client.demo import server
+from molt.formats import provenance
+from molt.formats.log import read
 
 PROMPT = "To create a branch and switch to it in one step, use the following command:"
 TOKENS = 64

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import torch
 
-from molt import provenance
+from molt.formats import provenance
 
 ROOF_BYTES = 512 * 1024 * 1024  # far more than a cache holds
 

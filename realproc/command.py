@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from realproc import campaign, run
+from realproc import run
+from realproc.campaigns import campaign
 
 app = typer.Typer(
     add_completion=False,

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from molt.errors import InputError
-from realproc.control_groups import read_groups
-from realproc.machine import REAL_ROOT, read_memory
-from realproc.record import stalls
+from realproc.kernel.control_groups import read_groups
+from realproc.kernel.machine import REAL_ROOT, read_memory
+from realproc.kernel.record import stalls
 
 MARGIN_SHARE = 32
 """One part in so many of the limit, or of the machine's memory, stays free."""

@@ -18,12 +18,12 @@ from statistics import fmean, median
 from tabulate import tabulate
 
 from molt.errors import InputError
-from molt.log import FILE_NAME, RETOLD
-from reports import metrics, show
+from molt.formats.log import FILE_NAME, RETOLD
+from reports import formatting, metrics
 from reports.metrics import NS_PER_MS, nearest_rank
 from reports.publish import command
-from reports.real import own_peak_bytes
-from reports.run import Run
+from reports.real_processes import own_peak_bytes
+from reports.run_log import Run
 
 MEAN = "mean"
 TIME_GOAL, PEAK_GOAL = 0.10, 0.05
@@ -95,7 +95,7 @@ def agreement(policy: str, rounds: Sequence[tuple[Run, Run]]) -> Agreement:
         Compared(
             f"{name}, {part}",
             tuple((of(simulated), of(real)) for simulated, real in rounds),
-            show.span,
+            formatting.span,
             TIME_GOAL if part == MEAN else None,
         )
         for name, durations in _DURATIONS.items()
@@ -133,7 +133,7 @@ def rung_sequences(run: Run) -> dict[str, tuple[str, ...]]:
 
 def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
     """The page: what was run, where, and how well it agrees. Both runs are of any one policy and round."""
-    name, machine = real.scenario["name"], show.machine(real.header["machine"])
+    name, machine = real.scenario["name"], formatting.machine(real.header["machine"])
     profile, slowdown = real.scenario.get("profile"), real.header["real"]["slowdown"]
     made = [
         f"`{command(name, module)}`, {what} at commit {run.header['commit']}"
@@ -166,7 +166,7 @@ def markdown(agreements: list[Agreement]) -> str:
             c.shown(c.real),
             _signed(c),
             _percent(c.error),
-            show.percent(c.spread),
+            formatting.percent(c.spread),
         ]
         for one in agreements
         for c in one.compared
@@ -240,13 +240,13 @@ def _parts(durations: Callable[[Run], list[float]]) -> Iterator[tuple[str, Calla
 
 
 def _size(value: float | None) -> str:
-    return show.size(None if value is None else round(value))
+    return formatting.size(None if value is None else round(value))
 
 
 def _signed(compared: Compared) -> str:
     """The difference in the unit of its numbers."""
     if (difference := compared.difference) is None:
-        return show.ABSENT
+        return formatting.ABSENT
     return f"{'-' if difference < 0 else '+'}{compared.shown(abs(difference))}"
 
 
@@ -256,7 +256,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _percent(error: float | None) -> str:
-    return show.ABSENT if error is None else f"{100 * error:+.1f} %"
+    return formatting.ABSENT if error is None else f"{100 * error:+.1f} %"
 
 
 def main(arguments: list[str]) -> int:

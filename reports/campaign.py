@@ -27,7 +27,7 @@ from tabulate import tabulate
 
 from molt.errors import InputError
 from molt.units import format_size
-from reports import show
+from reports import formatting
 from reports.confidence import lower_bound, upper_bound
 from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
 from reports.publish import PUBLISHED as ALL_PUBLISHED
@@ -168,7 +168,7 @@ def control_table(campaign: Campaign) -> str:
 def relief_table(campaign: Campaign) -> str:
     """How long relief took, part by part."""
     body = [
-        [part, len(found), *(show.span(nearest_rank(found, p)) for p in (50, 90, 99))]
+        [part, len(found), *(formatting.span(nearest_rank(found, p)) for p in (50, 90, 99))]
         for part in ("signal", "boundary", "release", "load", "transplant")
         if (found := latencies_ms(campaign.valid, part))
     ]
@@ -224,8 +224,8 @@ def page(campaign: Campaign, name: str, made_by: str) -> str:
             "## Where from",
             "",
             f"- commit {', '.join(sorted({str(s['commit']) for s in campaign.sessions}))}",
-            f"- machine: {show.machine(first['machine'])}",
-            f"- signal {first['signal']}; others leave {show.size(first['left_bytes'])}{_of_room(campaign.rows)}",
+            f"- machine: {formatting.machine(first['machine'])}",
+            f"- signal {first['signal']}; others leave {formatting.size(first['left_bytes'])}{_of_room(campaign.rows)}",
             f"- {len(campaign.sessions)} sessions, the first on {first['session']}",
             "",
         ]
@@ -322,7 +322,7 @@ def _options(campaign: Campaign) -> str:
 def _of_room(rows: Sequence[Row]) -> str:
     """Of how much; nothing in files of old campaigns, in which it was the same for all."""
     rooms = [row["room_bytes"] for row in rows if "room_bytes" in row]
-    return f" of {show.size(min(rooms))} to {show.size(max(rooms))}, by the rate" if rooms else ""
+    return f" of {formatting.size(min(rooms))} to {formatting.size(max(rooms))}, by the rate" if rooms else ""
 
 
 def _rate_key(row: Row) -> float:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from reports import show
-from reports.run import Attempt, Fate, Record, Run
+from reports import formatting
+from reports.run_log import Attempt, Fate, Record, Run
 from reports.texts import ending
 from reports.timeline import Doing, Phase, phases
 
@@ -227,7 +227,7 @@ def _bytes_axis(scale: Scale) -> Iterator[Mark]:
         unit *= 1024
     step = _round_step(max(1, scale.top_bytes // unit), 4) * unit
     for size_bytes in range(0, scale.top_bytes, step):
-        yield Mark(_number(100 * size_bytes / scale.top_bytes), show.size(size_bytes))
+        yield Mark(_number(100 * size_bytes / scale.top_bytes), formatting.size(size_bytes))
 
 
 def _time_axis(scale: Scale) -> Iterator[Mark]:
@@ -237,7 +237,7 @@ def _time_axis(scale: Scale) -> Iterator[Mark]:
     step = _round_step(max(1, scale.end_ns // tick_ns), 6) * tick_ns
     for at_ns in range(0, scale.end_ns + 1, step):
         side = "start" if at_ns == 0 else "end" if at_ns > 0.97 * scale.end_ns else ""
-        yield Mark(scale.left(at_ns), show.moment(at_ns), side)
+        yield Mark(scale.left(at_ns), formatting.moment(at_ns), side)
 
 
 def _round_step(whole: int, parts: int) -> int:
@@ -252,7 +252,7 @@ def _round_step(whole: int, parts: int) -> int:
 
 def _kills(run: Run, scale: Scale) -> Iterator[Mark]:
     for record in run.events("ProcessKilled"):
-        yield Mark(scale.left(record["at_ns"]), f"killed by the OS at {show.moment(record['at_ns'])}")
+        yield Mark(scale.left(record["at_ns"]), f"killed by the OS at {formatting.moment(record['at_ns'])}")
 
 
 _LEVERS = (
@@ -287,14 +287,18 @@ def _lever_marks(decisions: Iterable[Record], scale: Scale) -> Iterator[Mark]:
 
 
 def _lever_label(record: Record) -> str:
-    words = [show.moment(record["at_ns"]), str(record["type"]).lower(), show.printable(record["tenant"])]
+    words = [
+        formatting.moment(record["at_ns"]),
+        str(record["type"]).lower(),
+        formatting.printable(record["tenant"]),
+    ]
     if record.get("dest") is not None:
         source = f"{record['source']} → " if record.get("source") is not None else "→ "
-        words.append(show.printable(source + record["dest"]))
+        words.append(formatting.printable(source + record["dest"]))
     if record.get("route") is not None:
         words.append(f"({record['route']})")
     if record.get("keep_cells") is not None:
-        words.append(f"to {show.count(record['keep_cells'], 'cell')}")
+        words.append(f"to {formatting.count(record['keep_cells'], 'cell')}")
     return " ".join(words)
 
 
@@ -307,12 +311,14 @@ def _lanes(run: Run, scale: Scale) -> Iterator[Lane]:
     for phase in phases(run):
         doings.setdefault(phase.tenant, []).append(phase)
     if loads := doings.get("", []):
-        told = ", ".join(f"{p.rung} from {show.moment(p.start_ns)} to {show.moment(p.end_ns)}" for p in loads)
+        told = ", ".join(
+            f"{p.rung} from {formatting.moment(p.start_ns)} to {formatting.moment(p.end_ns)}" for p in loads
+        )
         shapes = tuple(_phase_shapes(run, loads, scale))
-        yield Lane("loading", "weights", shapes, (), show.printable(f"weights loaded: {told}."))
+        yield Lane("loading", "weights", shapes, (), formatting.printable(f"weights loaded: {told}."))
     for tenant, attempts in run.answers.items():
         yield Lane(
-            tenant=show.printable(tenant),
+            tenant=formatting.printable(tenant),
             kind=attempts[0].kind,
             shapes=(*_phase_shapes(run, doings.get(tenant, []), scale), *_ticks(run, attempts, scale)),
             marks=tuple(_endings(attempts, scale)),
@@ -345,32 +351,36 @@ def _ticks(run: Run, attempts: Sequence[Attempt], scale: Scale) -> Iterator[Shap
 def _endings(attempts: Sequence[Attempt], scale: Scale) -> Iterator[Mark]:
     for attempt in attempts:
         if attempt.ended_ns is not None:
-            label = f"{show.moment(attempt.ended_ns)}: {ending(attempt)}"
+            label = f"{formatting.moment(attempt.ended_ns)}: {ending(attempt)}"
             yield Mark(scale.left(attempt.ended_ns), label, attempt.fate.value)
 
 
 def _lane_alternative(tenant: str, attempts: Sequence[Attempt]) -> str:
     told = []
     for attempt in attempts:
-        words = [f"attempt {attempt.number} arrived at {show.moment(attempt.arrived_ns)}"]
-        words.append(show.count(len(attempt.tokens), "token"))
-        words += [f"{s.source} to {s.dest} at {show.moment(s.at_ns)}" for s in attempt.seams]
+        words = [f"attempt {attempt.number} arrived at {formatting.moment(attempt.arrived_ns)}"]
+        words.append(formatting.count(len(attempt.tokens), "token"))
+        words += [f"{s.source} to {s.dest} at {formatting.moment(s.at_ns)}" for s in attempt.seams]
         told.append(", ".join([*words, ending(attempt)]))
-    return show.printable(f"{tenant}: {'; '.join(told)}.")
+    return formatting.printable(f"{tenant}: {'; '.join(told)}.")
 
 
 def _alternative(run: Run) -> str:
     """The memory chart in words."""
     changes = [(level.start_ns, level.budget) for level in run.levels]
     kept = [now for before, now in pairwise([(0, -1), *changes]) if now[1] != before[1]]
-    told = [f"{show.size(budget)} from {show.moment(at_ns)}" for at_ns, budget in kept[:BUDGET_STEPS_TOLD]]
+    told = [
+        f"{formatting.size(budget)} from {formatting.moment(at_ns)}"
+        for at_ns, budget in kept[:BUDGET_STEPS_TOLD]
+    ]
     if len(kept) > BUDGET_STEPS_TOLD:
-        told.append(f"and {show.count(len(kept) - BUDGET_STEPS_TOLD, 'more change')}")
+        told.append(f"and {formatting.count(len(kept) - BUDGET_STEPS_TOLD, 'more change')}")
     peak = max(run.samples, key=lambda sample: sample.usage, default=None)
     if peak is None:
         return "No memory was recorded."
-    words = f"Budget: {', '.join(told)}. Highest usage: {show.size(peak.usage)} at {show.moment(peak.at_ns)}."
-    kills = [show.moment(record["at_ns"]) for record in run.events("ProcessKilled")]
+    highest = f"{formatting.size(peak.usage)} at {formatting.moment(peak.at_ns)}"
+    words = f"Budget: {', '.join(told)}. Highest usage: {highest}."
+    kills = [formatting.moment(record["at_ns"]) for record in run.events("ProcessKilled")]
     return f"{words} Killed at {', '.join(kills)}." if kills else f"{words} Never killed."
 
 

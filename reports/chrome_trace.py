@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from molt.log import LogError
-from reports.run import Record, Run
+from molt.formats.log import LogError
+from reports.run_log import Record, Run
 from reports.timeline import Phase, phases
 
 PROCESS = 1
@@ -55,7 +55,7 @@ def chrome_trace(run: Run) -> dict[str, Any]:
 
 
 def write_trace(log_path: Path, out_path: Path) -> None:
-    """Read a log and write its trace. Raises ``molt.log.LogError`` and ``OSError``."""
+    """Read a log and write its trace. Raises ``molt.formats.log.LogError`` and ``OSError``."""
     trace = chrome_trace(Run.read(log_path))
     out_path.write_text(json.dumps(trace, sort_keys=True, separators=(",", ":")), encoding="utf-8")
 

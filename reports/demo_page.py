@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from molt.demo import Session, annotated, to_json
+from molt.client.demo import Session, annotated, to_json
 from molt.errors import InputError
-from molt.kv.tables.show import Grid, markdown
-from reports import show
+from molt.evals.text_tables import Grid, markdown
+from reports import formatting
 from reports.eval_page import template
 from reports.publish import PUBLISHED, run_command
 
@@ -36,7 +36,7 @@ HEADERS = ("switch", "kind", "measured", "predicted", "FLOPs saved", "after toke
 def page(session: Session) -> str:
     """The page of a session, as Markdown."""
     name = f"demo-{session.ladder}"
-    asked = "\n".join(f"> {line}" for line in show.printable(session.question).splitlines())
+    asked = "\n".join(f"> {line}" for line in formatting.printable(session.question).splitlines())
     introduction = (
         f"Made by `{session.command}`; the stream is in [{name}.json]({name}.json). "
         f"Asked over HTTP, of a server under the molt policy:\n\n{asked}\n\n```text\n{annotated(session)}```"
@@ -60,9 +60,9 @@ def _row(switch: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         f"{switch['from']} → {switch['to']}",
         switch["kind"],
-        show.span(switch["measured"]["ms"]),
-        show.span(switch["predicted"]["ms"]),
-        show.percent(switch["flops_saved"]),
+        formatting.span(switch["measured"]["ms"]),
+        formatting.span(switch["predicted"]["ms"]),
+        formatting.percent(switch["flops_saved"]),
         str(switch["after_tokens"]),
     )
 
@@ -71,7 +71,7 @@ def _facts(session: Session) -> dict[str, str]:
     return {
         "command": f"`{session.command}`",
         "commit": session.commit,
-        "machine": show.machine(session.machine),
+        "machine": formatting.machine(session.machine),
         "load when it began": f"{session.load:.1f} processes that ran or waited, over the last minute",
         "versions": ", ".join(f"{name} {version}" for name, version in session.versions.items()),
     }

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from molt.kv.tables import show
-from molt.kv.tables.result import Handoff, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
+from molt.evals import text_tables
+from molt.evals.result import Handoff, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
+from reports.formatting import machine, printable
 from reports.publish import PUBLISHED, run_command
-from reports.show import machine, printable
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 TITLES: Mapping[str, str] = {
@@ -50,9 +50,10 @@ def name_of(table: Table, path: Path) -> str:
 
 def page(table: Table, name: str) -> str:
     """The page of a table whose figures are in the file ``name``, as Markdown."""
-    meaning, _, _ = show.note(table).partition("\n\n")
+    meaning, _, _ = text_tables.note(table).partition("\n\n")
     grids = [
-        {"title": grid.title, "note": grid.note, "table": show.markdown(grid)} for grid in show.grids(table)
+        {"title": grid.title, "note": grid.note, "table": text_tables.markdown(grid)}
+        for grid in text_tables.grids(table)
     ]
     rendered = template().render(
         title=f"{TITLES[table.table]}: {table.origin.ladder}",
@@ -115,10 +116,10 @@ def publish(paths: Sequence[Path], published: Path = PUBLISHED) -> list[str]:
 def readme_table(table: Handoff, source: str, dest: str) -> str:
     """The main rows of one route as a Markdown table, and a line on what it was made from."""
     route = next(one for one in table.routes if (one.source, one.dest) == (source, dest))
-    return f"{show.markdown(_short(route))}\n\n{show.setting(table.texts)}"
+    return f"{text_tables.markdown(_short(route))}\n\n{text_tables.setting(table.texts)}"
 
 
-def _short(route: RouteTable) -> show.Grid:
+def _short(route: RouteTable) -> text_tables.Grid:
     rows = []
     for row in route.rows:
         if not row.name.startswith(README_ROWS):
@@ -127,11 +128,13 @@ def _short(route: RouteTable) -> show.Grid:
         rows.append(
             (
                 row.name,
-                show.nats(of["kl"].mean),
-                show.nats(of["kl"].tail),
+                text_tables.nats(of["kl"].mean),
+                text_tables.nats(of["kl"].tail),
                 f"{of['top1'].mean:.2f}",
-                f"{show.percent(of['recovered'].mean)} %",
-                show.ABSENT if cost is None else f"{100 * (1 - cost.flops / route.reread_flops):.0f} %",
+                f"{text_tables.percent(of['recovered'].mean)} %",
+                text_tables.ABSENT
+                if cost is None
+                else f"{100 * (1 - cost.flops / route.reread_flops):.0f} %",
             )
         )
     headers = (
@@ -142,7 +145,7 @@ def _short(route: RouteTable) -> show.Grid:
         "recovered context",
         "FLOPs saved",
     )
-    return show.Grid("", "", headers, tuple(rows))
+    return text_tables.Grid("", "", headers, tuple(rows))
 
 
 def with_tables(readme: str, published: Path = PUBLISHED) -> str:

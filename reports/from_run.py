@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from molt.log import FILE_NAME, LogError
+from molt.formats.log import FILE_NAME, LogError
 from reports.page import contents, html_page, markdown_page
-from reports.run import Run
+from reports.run_log import Run
 from reports.summary import summarise_runs, summary_json
 from reports.texts import file_names, tenant_text
 
@@ -24,7 +24,7 @@ def write_reports(
 
     ``policies`` gives the order of those it names, ``wall_s`` what the run took; no log has either. Where
     they are missing, those of a summary that is already there are kept; policies it does not name come last,
-    by name. Raises ``molt.log.LogError`` for a folder without logs and for a log that cannot be read.
+    by name. Raises ``molt.formats.log.LogError`` for a folder without logs and for a log that cannot be read.
     """
     order_before, wall_s_before = _summary_before(out_dir / SUMMARY_NAME)
     runs = _ordered(_read_runs(out_dir), (*policies, *order_before))

@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import fsum
 from typing import Any
 
-from reports.run import Attempt, Fate, Run, Seam
+from reports.run_log import Attempt, Fate, Run, Seam
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000

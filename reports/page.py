@@ -17,11 +17,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from reports import show
+from reports import formatting
 from reports.chart import LANE_HEIGHT, MEMORY_HEIGHT, WIDTH, Chart, chart, rung_style, shared_scale
 from reports.metrics import NS_PER_MS
-from reports.real import REAL_METRICS
-from reports.run import Attempt, Fate, Run, Seam
+from reports.real_processes import REAL_METRICS
+from reports.run_log import Attempt, Fate, Run, Seam
 from reports.summary import METRICS, Metric
 from reports.table import rows
 from reports.texts import MARK, Joint, Stretch, ending, fragments
@@ -122,7 +122,7 @@ def markdown_page(shown: Contents) -> str:
 
 def markdown_text(value: Any) -> str:
     """Text that Markdown shows as it is, on one line."""
-    line = " ".join(show.printable(str(value)).split())
+    line = " ".join(formatting.printable(str(value)).split())
     return _MARKDOWN.sub(
         lambda found: found["number"] + "\\" if found["number"] else "\\" + found["sign"], line
     )
@@ -139,7 +139,9 @@ def _environment(kind: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(size=show.size, span=show.span, percent=show.percent, count=show.count)
+    environment.filters.update(
+        size=formatting.size, span=formatting.span, percent=formatting.percent, count=formatting.count
+    )
     return environment
 
 
@@ -147,7 +149,7 @@ def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> 
     numbers = summary["policies"][name]
     broken = sum(violation["policy"] == name for violation in summary["violations"])
     return PolicyView(
-        name=show.printable(name),
+        name=formatting.printable(name),
         verdict=verdict(numbers, run, broken),
         numbers=numbers,
         chart=picture,
@@ -160,7 +162,11 @@ def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> 
 
 
 def _rung_label(run: Run, rung: str) -> str:
-    return f"{show.printable(rung)} (file-mapped)" if rung in run.mapped_rungs else show.printable(rung)
+    return (
+        f"{formatting.printable(rung)} (file-mapped)"
+        if rung in run.mapped_rungs
+        else formatting.printable(rung)
+    )
 
 
 def _switches(run: Run) -> Iterator[Switch]:
@@ -172,19 +178,19 @@ def _switch(attempt: Attempt, seam: Seam) -> Switch:
     quality = seam.handoff or {}
     pause_ns = attempt.pause_ns(seam)
     return Switch(
-        at=show.moment(seam.at_ns),
-        tenant=show.printable(attempt.tenant),
-        source=show.printable(seam.source),
-        dest=show.printable(seam.dest),
+        at=formatting.moment(seam.at_ns),
+        tenant=formatting.printable(attempt.tenant),
+        source=formatting.printable(seam.source),
+        dest=formatting.printable(seam.dest),
         route=seam.route,
         cells=str(seam.cells),
-        duration=show.span(seam.duration_ns / NS_PER_MS if seam.duration_ns else None),
-        pause=show.span(None if pause_ns is None else pause_ns / NS_PER_MS),
-        kl=show.decimal(quality.get("kl")),
-        predicted_kl=show.decimal(seam.predicted_kl),
-        jsd=show.decimal(quality.get("jsd")),
-        jsd_floor=show.decimal(quality.get("jsd_floor")),
-        recovered=show.percent(quality.get("recovered_context")),
+        duration=formatting.span(seam.duration_ns / NS_PER_MS if seam.duration_ns else None),
+        pause=formatting.span(None if pause_ns is None else pause_ns / NS_PER_MS),
+        kl=formatting.decimal(quality.get("kl")),
+        predicted_kl=formatting.decimal(seam.predicted_kl),
+        jsd=formatting.decimal(quality.get("jsd")),
+        jsd_floor=formatting.decimal(quality.get("jsd_floor")),
+        recovered=formatting.percent(quality.get("recovered_context")),
     )
 
 
@@ -199,9 +205,9 @@ def _answers(run: Run) -> Iterator[Answer]:
 def _answer(run: Run, attempt: Attempt, *, unfolded: bool) -> Answer:
     lost = attempt.fate is Fate.LOST
     number = f", attempt {attempt.number}" if attempt.number > 1 or lost else ""
-    tokens = show.count(len(attempt.tokens), "token")
+    tokens = formatting.count(len(attempt.tokens), "token")
     return Answer(
-        tenant=show.printable(attempt.tenant),
+        tenant=formatting.printable(attempt.tenant),
         title=f"{attempt.kind}{number} · {tokens} · {ending(attempt)}",
         lost=lost,
         unfolded=unfolded,
@@ -212,12 +218,12 @@ def _answer(run: Run, attempt: Attempt, *, unfolded: bool) -> Answer:
 def _piece(run: Run, fragment: Stretch | Joint) -> Piece:
     match fragment:
         case Stretch(rung, text, tokens):
-            label = f"{show.printable(rung)}, {show.count(tokens, 'token')}"
+            label = f"{formatting.printable(rung)}, {formatting.count(tokens, 'token')}"
             marks = " marks" if text == MARK * tokens else ""
             return Piece(rung_style(run, rung) + marks, text, label)
         case Joint(seam, pause_ms):
-            names = show.printable(f"{seam.source} → {seam.dest}")
-            pause = "" if pause_ms is None else f" · {show.span(pause_ms)}"
+            names = formatting.printable(f"{seam.source} → {seam.dest}")
+            pause = "" if pause_ms is None else f" · {formatting.span(pause_ms)}"
             return Piece("seam", f"{names}{pause}{_quality(seam)}", f"by {seam.route}")
 
 
@@ -225,9 +231,9 @@ def _quality(seam: Seam) -> str:
     quality = seam.handoff or {}
     told = ""
     if quality.get("kl") is not None:
-        told += f" · KL {show.decimal(quality['kl'])}"
+        told += f" · KL {formatting.decimal(quality['kl'])}"
     if quality.get("recovered_context") is not None:
-        told += f" · context kept {show.percent(quality['recovered_context'])}"
+        told += f" · context kept {formatting.percent(quality['recovered_context'])}"
     return told
 
 
@@ -238,8 +244,8 @@ def _definition(metric: Any) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in sorted(value.items()))
-    return show.ABSENT if value is None else str(value)
+    return formatting.ABSENT if value is None else str(value)
 
 
 def _pretty(value: Any) -> str:
-    return show.printable(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True))
+    return formatting.printable(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True))

@@ -18,8 +18,8 @@ from tabulate import tabulate
 from molt.errors import InputError
 from molt.units import show_duration, show_size
 from reports.confidence import upper_bound
+from reports.formatting import machine, printable
 from reports.publish import PUBLISHED, run_command
-from reports.show import machine, printable
 
 
 def page(text: str) -> str:

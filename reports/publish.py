@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from molt.errors import InputError
-from molt.log import FILE_NAME
+from molt.formats.log import FILE_NAME
 from molt.units import format_size
 from reports.table import rows
 

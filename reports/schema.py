@@ -63,7 +63,7 @@ class Spread(Strict):
 
 
 class RealSummary(Strict):
-    """What only a run with real processes has; definitions in ``reports.real``."""
+    """What only a run with real processes has; definitions in ``reports.real_processes``."""
 
     kernel_kills: int | None
     victims: list[str]

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from molt.demo import server
+from molt.client.demo import server
 from reports.publish import PUBLISHED
 
 PICTURES: dict[str, dict[str, Any]] = {

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from reports import metrics
-from reports.real import real_numbers
-from reports.run import Run
+from reports.real_processes import real_numbers
+from reports.run_log import Run
 
 Metric = Callable[[Run], Any]
 
@@ -59,7 +59,7 @@ METRICS: dict[str, Metric] = {
 
 def summarise(log_paths: Mapping[str, Path], *, wall_s: float | None) -> dict[str, Any]:
     """The summary of the logs of one scenario, by policy. ``wall_s`` is what the run took on the wall, the
-    only number that is not in the logs. Raises ``molt.log.LogError``."""
+    only number that is not in the logs. Raises ``molt.formats.log.LogError``."""
     return summarise_runs({policy: Run.read(path) for policy, path in log_paths.items()}, wall_s=wall_s)
 
 

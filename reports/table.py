@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from reports import show
+from reports import formatting
 
 Policy = Mapping[str, Any]  # one policy's part of the summary
 MIB = 2**20
@@ -43,7 +43,7 @@ def rows(summary: Mapping[str, Any]) -> list[Row]:
 def text_table(summary: Mapping[str, Any]) -> str:
     """The comparison for a terminal, one column a policy."""
     body = [[row.label, *(cell.text for cell in row.cells)] for row in rows(summary)]
-    headers = ["", *map(show.printable, summary["policies"])]
+    headers = ["", *map(formatting.printable, summary["policies"])]
     align = ("left", *("right" for _ in summary["policies"]))
     return tabulate(body, headers=headers, colalign=align, disable_numparse=True, tablefmt="simple")
 
@@ -62,7 +62,7 @@ def _plain(text: Callable[[Policy], str]) -> Callable[[Policy], Cell]:
 
 
 def _pair(name: str) -> Callable[[Policy], Cell]:
-    return _plain(lambda p: f"{show.span(p[name]['p50'])} / {show.span(p[name]['p99'])}")
+    return _plain(lambda p: f"{formatting.span(p[name]['p50'])} / {formatting.span(p[name]['p99'])}")
 
 
 def _answers(policy: Policy) -> Cell:
@@ -74,15 +74,15 @@ def _answers(policy: Policy) -> Cell:
 def _overshoot(policy: Policy) -> Cell:
     over = policy["overshoot_bytes_max"]
     sign = "+" if over is not None and over > 0 else ""
-    return Cell(sign + show.size(over), alarm=bool(sign))
+    return Cell(sign + formatting.size(over), alarm=bool(sign))
 
 
 def _over_time(policy: Policy) -> Cell:
-    return Cell(f"{show.decimal(policy['overshoot_byte_seconds'] / MIB)} MiB·s")
+    return Cell(f"{formatting.decimal(policy['overshoot_byte_seconds'] / MIB)} MiB·s")
 
 
 def _quality(policy: Policy) -> str:
-    return f"{show.decimal(policy['handoff']['kl'])} (n={policy['handoff']['n']})"
+    return f"{formatting.decimal(policy['handoff']['kl'])} (n={policy['handoff']['n']})"
 
 
 _LINES: tuple[Line, ...] = (
@@ -95,14 +95,14 @@ _LINES: tuple[Line, ...] = (
     ("Answers", "context lost for good", _harm("context_lost_tokens")),
     ("Latency", "TTFT p50 / p99", _pair("ttft_ms")),
     ("Latency", "ITL p50 / p99", _pair("itl_ms")),
-    ("Latency", "longest pause", _plain(lambda p: show.span(p["stall_ms_max"]))),
-    ("Latency", "longest pause, foreground", _plain(lambda p: show.span(p["foreground_stall_ms_max"]))),
-    ("Latency", "longest pause at a switch", _plain(lambda p: show.span(p["switch_pause_ms_max"]))),
+    ("Latency", "longest pause", _plain(lambda p: formatting.span(p["stall_ms_max"]))),
+    ("Latency", "longest pause, foreground", _plain(lambda p: formatting.span(p["foreground_stall_ms_max"]))),
+    ("Latency", "longest pause at a switch", _plain(lambda p: formatting.span(p["switch_pause_ms_max"]))),
     ("Memory", "over budget after reaction", _overshoot),
     ("Memory", "over budget × time", _over_time),
-    ("Memory", "usage peak", _plain(lambda p: show.size(p["usage_peak_bytes"]))),
-    ("Memory", "of it file-mapped", _plain(lambda p: show.size(p["file_mapped_peak_bytes"]))),
-    ("Memory", "transient peak", _plain(lambda p: show.size(p["transient_peak_bytes"]))),
+    ("Memory", "usage peak", _plain(lambda p: formatting.size(p["usage_peak_bytes"]))),
+    ("Memory", "of it file-mapped", _plain(lambda p: formatting.size(p["file_mapped_peak_bytes"]))),
+    ("Memory", "transient peak", _plain(lambda p: formatting.size(p["transient_peak_bytes"]))),
     ("Levers", "switches down / up", _plain(lambda p: f"{p['switches_down']} / {p['switches_up']}")),
     ("Levers", "tokens healed", _plain(lambda p: str(p["tokens_healed"]))),
     ("Levers", "deferred", _plain(lambda p: str(p["deferrals"]))),
@@ -110,14 +110,14 @@ _LINES: tuple[Line, ...] = (
     ("Levers", "spilled to disk", _plain(lambda p: str(p["spills"]))),
     ("Levers", "shed", _plain(lambda p: str(p["sheds"]))),
     ("Quality", "handoff KL, nats", _plain(_quality)),
-    ("Quality", "recovered context", _plain(lambda p: show.percent(p["handoff"]["recovered_context"]))),
+    ("Quality", "recovered context", _plain(lambda p: formatting.percent(p["handoff"]["recovered_context"]))),
 )
 
 
 def _rung_lines(policies: list[Policy]) -> Iterator[Line]:
     names = dict.fromkeys(rung for policy in policies for rung in policy["rung_token_share"])
     for rung in names:
-        yield "Quality", f"tokens on {show.printable(rung)}", _share_of(rung)
+        yield "Quality", f"tokens on {formatting.printable(rung)}", _share_of(rung)
 
 
 def _real_lines(policies: list[Policy]) -> tuple[Line, ...]:
@@ -125,24 +125,30 @@ def _real_lines(policies: list[Policy]) -> tuple[Line, ...]:
 
 
 def _real(text: Callable[[Mapping[str, Any]], str]) -> Callable[[Policy], Cell]:
-    return _plain(lambda p: text(p["real"]) if "real" in p else show.ABSENT)
+    return _plain(lambda p: text(p["real"]) if "real" in p else formatting.ABSENT)
 
 
 def _spread(name: str) -> Callable[[Policy], Cell]:
-    return _real(lambda r: f"{show.span(r[name]['p50'])} / {show.span(r[name]['p99'])} (n={r[name]['n']})")
+    return _real(
+        lambda r: f"{formatting.span(r[name]['p50'])} / {formatting.span(r[name]['p99'])} (n={r[name]['n']})"
+    )
 
 
 _REAL_LINES: tuple[Line, ...] = (
-    ("Kernel", "kills by its own count", _real(lambda r: show.number(r["kernel_kills"]))),
-    ("Kernel", "victims", _real(lambda r: ", ".join(r["victims"]) or show.ABSENT)),
-    ("Kernel", "peak of the group", _real(lambda r: show.size(r["kernel_peak_bytes"]))),
-    ("Kernel", "least room below its limit", _real(lambda r: show.size(r["kernel_room_bytes_min"]))),
-    ("Kernel", "in use above the line", _real(lambda r: show.size(r["over_line_bytes_max"]))),
-    ("Kernel", "peak of the engine, beyond rest", _real(lambda r: show.size(r["own_peak_bytes"]))),
-    ("Kernel", "major faults", _real(lambda r: show.number(r["major_faults"]))),
-    ("Kernel", "stalled on memory", _real(lambda r: show.span(r["stalled_ms"]))),
-    ("Speed", "tokens/s before pressure", _real(lambda r: show.decimal(r["tokens_per_s_before"]))),
-    ("Speed", "tokens/s under pressure", _real(lambda r: show.decimal(r["tokens_per_s_under_pressure"]))),
+    ("Kernel", "kills by its own count", _real(lambda r: formatting.number(r["kernel_kills"]))),
+    ("Kernel", "victims", _real(lambda r: ", ".join(r["victims"]) or formatting.ABSENT)),
+    ("Kernel", "peak of the group", _real(lambda r: formatting.size(r["kernel_peak_bytes"]))),
+    ("Kernel", "least room below its limit", _real(lambda r: formatting.size(r["kernel_room_bytes_min"]))),
+    ("Kernel", "in use above the line", _real(lambda r: formatting.size(r["over_line_bytes_max"]))),
+    ("Kernel", "peak of the engine, beyond rest", _real(lambda r: formatting.size(r["own_peak_bytes"]))),
+    ("Kernel", "major faults", _real(lambda r: formatting.number(r["major_faults"]))),
+    ("Kernel", "stalled on memory", _real(lambda r: formatting.span(r["stalled_ms"]))),
+    ("Speed", "tokens/s before pressure", _real(lambda r: formatting.decimal(r["tokens_per_s_before"]))),
+    (
+        "Speed",
+        "tokens/s under pressure",
+        _real(lambda r: formatting.decimal(r["tokens_per_s_under_pressure"])),
+    ),
     ("Relief", "signal p50 / p99", _spread("signal_ms")),
     ("Relief", "token boundary p50 / p99", _spread("boundary_ms")),
     ("Relief", "release p50 / p99", _spread("release_ms")),
@@ -153,4 +159,6 @@ _REAL_LINES: tuple[Line, ...] = (
 
 
 def _share_of(rung: str) -> Callable[[Policy], Cell]:
-    return _plain(lambda p: show.percent(p["rung_token_share"].get(rung) if p["rung_token_share"] else None))
+    return _plain(
+        lambda p: formatting.percent(p["rung_token_share"].get(rung) if p["rung_token_share"] else None)
+    )

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from reports import show
+from reports import formatting
 from reports.metrics import NS_PER_MS
-from reports.run import Attempt, Fate, Run, Seam
+from reports.run_log import Attempt, Fate, Run, Seam
 
 MARK = "▪"  # stands for a token whose text is not in the log
 NAME_CHARS_MAX = 80
@@ -64,12 +64,12 @@ def ending(attempt: Attempt) -> str:
     """How an attempt ended, in words."""
     match attempt.fate:
         case Fate.FINISHED:
-            return "finished: " + show.printable(str(attempt.reason))
+            return "finished: " + formatting.printable(str(attempt.reason))
         case Fate.OPEN:
             return "open when the run ended"
-    when = show.moment(attempt.ended_ns or 0)
+    when = formatting.moment(attempt.ended_ns or 0)
     if attempt.fate is Fate.LOST:
-        return f"lost at {when} with {show.count(len(attempt.tokens), 'token')}"
+        return f"lost at {when} with {formatting.count(len(attempt.tokens), 'token')}"
     return f"cancelled at {when}"
 
 
@@ -77,7 +77,7 @@ def _stretches(attempt: Attempt, start: int, stop: int, spelled: bool) -> Iterat
     for rung, group in groupby(attempt.tokens[start:stop], key=lambda token: token.rung):
         tokens = list(group)
         text = "".join(token.text for token in tokens) if spelled else MARK * len(tokens)
-        yield Stretch(rung, show.printable(text), len(tokens))
+        yield Stretch(rung, formatting.printable(text), len(tokens))
 
 
 def _joint(attempt: Attempt, seam: Seam) -> Joint:
@@ -90,9 +90,9 @@ def _attempt_text(attempt: Attempt) -> str:
     for fragment in fragments(attempt):
         match fragment:
             case Stretch(rung, text):
-                parts.append(text if parts else f"[{show.printable(rung)}] {text}")
+                parts.append(text if parts else f"[{formatting.printable(rung)}] {text}")
             case Joint(seam, pause_ms):
-                names = show.printable(f"{seam.source} -> {seam.dest}")
-                parts.append(f"[{names}]" if pause_ms is None else f"[{names}, {show.span(pause_ms)}]")
+                names = formatting.printable(f"{seam.source} -> {seam.dest}")
+                parts.append(f"[{names}]" if pause_ms is None else f"[{names}, {formatting.span(pause_ms)}]")
     number = f"attempt {attempt.number}, " if attempt.number > 1 or attempt.fate is Fate.LOST else ""
     return " ".join([*parts, f"[{number}{ending(attempt)}]"]) + "\n"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from reports.run import Record, Run
+from reports.run_log import Record, Run
 
 
 class Doing(StrEnum):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from reports import show
+from reports import formatting
 from reports.metrics import NS_PER_MS
-from reports.run import Run
+from reports.run_log import Run
 
 
 class Tone(StrEnum):
@@ -50,10 +50,12 @@ def _tone(policy: Mapping[str, Any], violations: int) -> Tone:
 def _headline(policy: Mapping[str, Any]) -> str:
     if policy["killed"]:
         times = "once" if policy["killed"] == 1 else f"{policy['killed']} times"
-        return f"Killed {times}, {show.count(policy['answers_lost'], 'answer')} lost"
+        return f"Killed {times}, {formatting.count(policy['answers_lost'], 'answer')} lost"
     if _nothing_ran(policy):
         return "Nothing ran, nothing died"
-    finished = f"{policy['answers_finished']} of {show.count(policy['answers_asked'], 'answer')} finished"
+    finished = (
+        f"{policy['answers_finished']} of {formatting.count(policy['answers_asked'], 'answer')} finished"
+    )
     return f"Never killed, {finished}"
 
 
@@ -61,7 +63,7 @@ def _sentences(policy: Mapping[str, Any], run: Run, violations: int) -> Iterator
     if not policy["log_complete"]:
         yield "The log breaks off: the numbers cover what was written."
     if violations:
-        yield f"{show.count(violations, 'invariant')} did not hold."
+        yield f"{formatting.count(violations, 'invariant')} did not hold."
     if _nothing_ran(policy):
         yield from _why_nothing_ran(run)
         return
@@ -80,34 +82,34 @@ def _why_nothing_ran(run: Run) -> Iterator[str]:
     if not run.answers:
         yield "No request came in."
         return
-    yield f"{show.count(len(run.answers), 'request')} waited until the end without a token."
+    yield f"{formatting.count(len(run.answers), 'request')} waited until the end without a token."
     sizes = [r["weight_bytes"] + r["scratch_bytes"] for r in run.header.get("ladder", {}).get("rungs", ())]
     budgets = [level.budget for level in run.levels]
     if sizes and budgets and max(budgets) < min(sizes):
         yield (
-            f"The budget was never above {show.size(max(budgets))}; "
-            f"the smallest rung takes {show.size(min(sizes))} before any context."
+            f"The budget was never above {formatting.size(max(budgets))}; "
+            f"the smallest rung takes {formatting.size(min(sizes))} before any context."
         )
 
 
 def _after_kills(policy: Mapping[str, Any], run: Run) -> str:
-    first = show.moment(next(run.events("ProcessKilled"))["at_ns"])
+    first = formatting.moment(next(run.events("ProcessKilled"))["at_ns"])
     which = "The kill" if policy["killed"] == 1 else "The first kill"
-    asked = show.count(policy["answers_asked"], "answer")
+    asked = formatting.count(policy["answers_asked"], "answer")
     return (
-        f"{which} came at {first}. Lost: {show.count(policy['tokens_lost'], 'token')}. "
+        f"{which} came at {first}. Lost: {formatting.count(policy['tokens_lost'], 'token')}. "
         f"In the end, {policy['answers_finished']} of {asked} finished."
     )
 
 
 def _waits(policy: Mapping[str, Any]) -> Iterator[str]:
     if (slowest := policy["ttft_ms"]["p99"]) is not None:
-        yield f"Slowest first token {show.span(slowest)} after the request (p99)."
+        yield f"Slowest first token {formatting.span(slowest)} after the request (p99)."
     if (stall := policy["stall"]) is not None:
-        when = show.moment(round(stall["from_ms"] * NS_PER_MS))
-        yield f"Longest pause {show.span(stall['ms'])} ({show.printable(stall['tenant'])}, from {when})."
+        when = formatting.moment(round(stall["from_ms"] * NS_PER_MS))
+        yield f"Longest pause {formatting.span(stall['ms'])} ({formatting.printable(stall['tenant'])}, from {when})."
     if policy["answers_unfinished"] and policy["open_stall_ms_max"] is not None:
-        silence = show.span(policy["open_stall_ms_max"])
+        silence = formatting.span(policy["open_stall_ms_max"])
         yield f"An answer still open at the end was silent for the last {silence}."
 
 
@@ -116,16 +118,20 @@ def _memory(policy: Mapping[str, Any]) -> Iterator[str]:
     if over is None:
         return
     if over > 0:
-        yield f"After reacting, or failing to, memory was up to {show.size(over)} over the budget."
+        yield f"After reacting, or failing to, memory was up to {formatting.size(over)} over the budget."
     else:
-        yield f"After every reaction memory was within the budget; the least room was {show.size(-over)}."
+        yield f"After every reaction memory was within the budget; the least room was {formatting.size(-over)}."
 
 
 def _quality(policy: Mapping[str, Any]) -> Iterator[str]:
     shares = policy["rung_token_share"]
-    used = [f"{show.percent(share)} from {show.printable(rung)}" for rung, share in shares.items() if share]
+    used = [
+        f"{formatting.percent(share)} from {formatting.printable(rung)}"
+        for rung, share in shares.items()
+        if share
+    ]
     if used:
         yield f"Tokens: {', '.join(used)}."
     if policy["sheds"]:
-        lost = show.count(policy["context_lost_tokens"], "token")
+        lost = formatting.count(policy["context_lost_tokens"], "token")
         yield f"Contexts dropped: {policy['sheds']}; lost for good: {lost} of context."

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from molt.core.engine_protocol import LoadError, SpillError, SwitchError, Way
 from molt.core.events import Handoff
 from molt.core.ladder import Ladder
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import LoadError, SpillError, SwitchError, Way
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,20 +27,20 @@ from rich.console import Console
 from rich.progress import track
 from tabulate import tabulate
 
-from molt import provenance
 from molt.core.bound import reaction_ns_max
 from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost
+from molt.core.engine_protocol import Request
 from molt.core.events import TenantKind
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.core.view import Policy
-from molt.engine.protocol import Request
 from molt.errors import InputError
-from molt.log import Log
+from molt.formats import provenance
+from molt.formats.log import Log
+from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
 from molt.policies.molt import Molt
 from molt.policies.restart import Restart
-from molt.scenario import ResolvedScenario, ResolvedTenant
+from sim.coverage import MECHANISMS, fired
 from sim.faults import Faults, FaultyEngine
-from sim.mechanisms import MECHANISMS, fired
 from sim.world import World
 
 MIB = 1 << 20

@@ -17,17 +17,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from molt import job
+from molt.core.engine_protocol import Engine, EngineKind
 from molt.core.turns import step_ns_max
 from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine, EngineKind
 from molt.errors import InputError
-from molt.log import FILE_NAME, RETOLD, Log
-from molt.options import AsJson, LadderName, OutFolder, ProfileName, ScenarioPath, Seed
-from molt.scenario import PolicySpec
+from molt.formats.log import FILE_NAME, RETOLD, Log
+from molt.jobs import job
+from molt.jobs.options import AsJson, LadderName, OutFolder, ProfileName, ScenarioPath, Seed
+from molt.jobs.scenario import PolicySpec
+from molt.program import run_command
 from molt.units import show_duration
-from sim import retold
+from sim import recorded_memory
 from sim.world import World
 
 
@@ -46,7 +47,7 @@ class Job(job.Job):
     engine: EngineKind
     clock: Clock
     device: str
-    memories: Mapping[str, retold.Memory]
+    memories: Mapping[str, recorded_memory.Memory]
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ def prepare(
         usable_device(device)
     read = job.prepare(path, policies=policies, ladder=ladder, profile=profile, seed=seed)
     memories = {
-        policy.name: retold.read(memory_of, policy.name, read.scenario.name)
+        policy.name: recorded_memory.read(memory_of, policy.name, read.scenario.name)
         for _, policy in read.policies
         if memory_of is not None
     }
@@ -224,6 +225,4 @@ def _progress() -> Progress:
 
 
 if __name__ == "__main__":
-    from molt.cli import run_command
-
     run_command(command)

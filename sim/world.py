@@ -1,6 +1,6 @@
 """The simulated world: one device, one process, a moving budget, and tenants who want answers. Simpy is the clock.
 
-Rules of this world, beside those of every world (``molt/world.py``):
+Rules of this world, beside those of every world (``molt/worlds/base_world.py``):
 - Compute is serial. A step runs to its boundary; facts that arrive meanwhile are handled there, before anyone takes
   another step. What a step itself brings about is reported first, as soon as it is done.
 - A run of tokens that nothing can interrupt is one simpy event; ``TokensProduced`` has the time of each token.
@@ -15,20 +15,20 @@ from typing import Any
 
 import simpy
 
-from molt import world
 from molt.core import events as e
 from molt.core.bound import CHUNK_NS_MAX
 from molt.core.costs import CostModel
+from molt.core.engine_protocol import Decoded, Engine, LoadError
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder
 from molt.core.turns import DecodeStep, LoadStep, ReadStep, SwitchStep
 from molt.core.view import Policy
-from molt.engine.protocol import Decoded, Engine, LoadError
-from molt.log import Log
-from molt.scenario import ResolvedScenario, ResolvedTenant
-from molt.world import Guest, T, Wait
-from sim.memory import OutOfMemoryKiller
-from sim.retold import Memory
+from molt.formats.log import Log
+from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
+from molt.worlds import base_world
+from molt.worlds.base_world import Guest, T, Wait
+from sim.oom_killer import OutOfMemoryKiller
+from sim.recorded_memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Run:
     decoded: Decoded
 
 
-class World(world.World):
+class World(base_world.World):
     """One policy's run of one scenario.
 
     ``signal_delays`` says how long after each change of the budget the process hears of it: once at once, unless it

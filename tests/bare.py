@@ -17,16 +17,16 @@ from typing import Any, assert_never
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.costs import CostModel
+from molt.core.engine_protocol import SINKS
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.scheduler import Scheduler
 from molt.core.state import State, after_event
 from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, SwitchStep
 from molt.core.view import Policy
-from molt.engine.protocol import SINKS
-from molt.log import plain
-from molt.memory import Memory
-from molt.scenario import ResolvedScenario, ResolvedTenant
+from molt.formats.log import plain
+from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
+from molt.worlds.memory_books import Memory
 
 CHUNK_NS = 50_000_000
 Content = tuple[str, tuple[int, ...], int]

@@ -28,7 +28,7 @@ from molt.core.state import Failure, State, Tenant, after_event
 from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, SwitchStep
 from molt.core.values import changed
 from molt.core.view import Policy
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from molt.policies.molt import Molt
 from tests.bare import Asked
 from tests.rules import DECISION_RULES

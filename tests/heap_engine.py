@@ -1,7 +1,7 @@
 """simpy's part in the simulator, again, over a heap: the other engine of a differential test.
 
-It has what ``sim/world.py`` and ``sim/memory.py`` ask of simpy and nothing else: events in order of time, then urgency,
-then of being scheduled; generators that wait for one event at a time and can be interrupted.
+It has what ``sim/world.py`` and ``sim/oom_killer.py`` ask of simpy and nothing else: events in order of time, then
+urgency, then of being scheduled; generators that wait for one event at a time and can be interrupted.
 """
 
 from __future__ import annotations

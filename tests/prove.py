@@ -26,9 +26,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
-from molt import provenance
 from molt.errors import InputError
-from molt.plugins import make_policy
+from molt.formats import provenance
+from molt.jobs.plugins import make_policy
 from sim.fuzz import run_campaign
 from tests.core.test_machine import EVERY_TIME, CalmMachine
 from tests.exhaustive import ALONE, LEVELS, PLENTY, Broken, Search
@@ -314,6 +314,6 @@ def command(
 
 
 if __name__ == "__main__":
-    from molt.cli import run_command
+    from molt.program import run_command
 
     run_command(command)

@@ -1,6 +1,6 @@
 """What must hold of a scheduler in any world, one function a rule, each stated in a sentence.
 
-``molt/core/invariants.py`` and ``molt/checkers.py`` have those checked in every run. These need more than a run
+``molt/core/invariants.py`` and ``molt/worlds/checkers.py`` have those checked in every run. These need more than a run
 has: what was known when something was decided, what a cache holds, what happened before. A rule returns ``None`` where
 it holds, else what is wrong.
 """

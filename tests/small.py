@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from molt.core.costs import CostModel, DiskCosts, Divergence, RouteCosts, RungCosts, StepCost
+from molt.core.engine_protocol import Request
 from molt.core.events import TenantKind
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Request
-from molt.log import Log, plain
-from molt.scenario import ResolvedScenario, ResolvedTenant
+from molt.formats.log import Log, plain
+from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
 from sim.world import World
 
 MIB = 1 << 20

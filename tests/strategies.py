@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from molt import units
 from molt.core.events import TenantKind
-from molt.policies.molt import Molt
-from molt.scenario import (
+from molt.jobs.scenario import (
     HardwareDocument,
     PolicySpec,
     PromptDocument,
@@ -24,7 +23,8 @@ from molt.scenario import (
     TenantDocument,
     TraceDocument,
 )
-from molt.trace import Budget, Step, Trace
+from molt.jobs.trace import Budget, Step, Trace
+from molt.policies.molt import Molt
 
 SECOND_NS = 1_000_000_000
 RUNGS = ("tier0", "tier1", "tier2")

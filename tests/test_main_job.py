@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from molt import log
 from molt.errors import LadderError
+from molt.formats import log
+from molt.jobs.replay import replay
 from molt.models.ladder_file import resolve
-from molt.replay import replay
 from sim.run import EngineKind, prepare, simulate
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -15,8 +15,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 
 from molt.core.bound import reaction_ns_max
-from molt.plugins import make_policy
-from molt.scenario import ResolvedScenario
+from molt.jobs.plugins import make_policy
+from molt.jobs.scenario import ResolvedScenario
 from tests import small
 from tests.small import COSTS
 from tests.strategies import worlds

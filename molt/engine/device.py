@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from molt.errors import InputError
-from molt.yaml_file import nearest, show
+from molt.formats.yaml_file import nearest, show
 
 KINDS = ("cpu", "cuda")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from molt.core.engine_protocol import SINKS, Decoded, Request, SwitchError, Way
 from molt.core.events import Handoff
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder, RouteKind
-from molt.engine.protocol import SINKS, Decoded, Request, SwitchError, Way
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class _Generation:
 
 
 class ModelledEngine:
-    """Implements ``molt.engine.protocol.Engine`` over a ladder's numbers alone."""
+    """Implements ``molt.core.engine_protocol.Engine`` over a ladder's numbers alone."""
 
     def __init__(self, ladder: Ladder) -> None:
         self._ladder = ladder

@@ -23,26 +23,26 @@ import torch
 from tokenizers import Tokenizer
 
 from molt.core import healing
+from molt.core.engine_protocol import SINKS, Decoded, LoadError, Request, SpillError, SwitchError, Way
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from molt.engine.detokenise import Detokeniser
 from molt.engine.device import no_memory_is
-from molt.engine.protocol import SINKS, Decoded, LoadError, Request, SpillError, SwitchError, Way
 from molt.engine.sampling import sample, uniform
 from molt.errors import LadderError
+from molt.formats.weights_file import read_json
 from molt.kv import map_file
 from molt.kv.cache import PreallocatedCache
-from molt.kv.evaluate import Yardstick, judge, yardstick
+from molt.kv.handoff_quality import Yardstick, judge, yardstick
 from molt.kv.heal import step as heal_step
+from molt.kv.loaded_rung import NotFinite, Resident, as_resident
 from molt.kv.map_file import MapRefused, binding
 from molt.kv.project import KVMap
-from molt.kv.resident import NotFinite, Resident, as_resident
 from molt.kv.spill import Spilled, restore, spill
 from molt.kv.transplant import Islands, carry, transplanting
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import CPU, loading
 from molt.models.rope import rope_of
-from molt.models.weights_file import read_json
 from molt.work import Unfinished, Work, advanced, finished
 
 
@@ -88,7 +88,7 @@ class _Generation:
 
 
 class RealEngine:
-    """``molt.engine.protocol.Engine`` over torch.
+    """``molt.core.engine_protocol.Engine`` over torch.
 
     ``spill_folder`` is on the disk to which caches are spilled; ``None``: where temporary files go.
     """

@@ -1,9 +1,9 @@
-"""The attention state: what it is, how it crosses from one rung to another, how the crossing is judged.
+"""The attention state at run time: what it is, and how it crosses from one rung to another.
 
-Reading order: ``state`` (the value and the shape legend), ``rope``, ``cache`` (what a generation holds),
-``resident`` (a rung that reads and answers), ``features`` -> ``ridge`` -> ``project`` -> ``map_file`` (the
-learned map and its file), ``transplant`` (composes them), ``evaluate`` (judges the result), ``calibrate`` and
-``fit`` (make a map from documents).
+Reading order: ``kv_state`` (the value and the shape legend), ``key_rotation``, ``cache`` (what a generation holds),
+``loaded_rung`` (a rung that reads and answers), ``features`` -> ``project`` -> ``map_file`` (the learned map and its
+file), ``transplant`` (composes them), ``heal`` (repairs a carried cache while it is in use), ``spill`` (a cache on disk),
+``handoff_quality`` (how good a switch was). ``molt.fitting`` makes maps, ``molt.evals`` judges them.
 """
 
-import molt.engine  # noqa: F401  (sets the OpenMP wait policy, which must happen before torch is imported)
+import molt.openmp  # noqa: F401  before torch

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from molt.core.ladder import KVLayout
-from molt.kv.state import KVState
+from molt.kv.kv_state import KVState
 from molt.models.arena import Arena
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from molt.core.ladder import KVLayout
-from molt.kv.rope import rotate, unrotate
-from molt.kv.state import KVState
+from molt.kv.key_rotation import rotate, unrotate
+from molt.kv.kv_state import KVState
 from molt.models.rope import Rope
 
 

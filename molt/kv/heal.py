@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from molt.kv.cache import PreallocatedCache, causal_mask
-from molt.kv.resident import Resident
+from molt.kv.loaded_rung import Resident
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from molt.core.ladder import KVLayout
 from molt.errors import InputError
+from molt.formats.weights_file import file_sha256, read_header, weights_sha256
 from molt.kv.project import Code, KVMap, LayerMap
 from molt.models.ladder_file import LadderSpec
 from molt.models.predict import map_bytes
-from molt.models.weights_file import file_sha256, read_header, weights_sha256
 
 FORMAT = "molt.kv.map/2"
 _unaltered: set[tuple[Path, int, int]] = set()  # path, size, mtime_ns of files that matched their digest
@@ -40,7 +40,7 @@ class MapCard:
 
     ``features_per_row`` is p/n of the layer with most features; ``residual_k`` and ``residual_v`` are 1 - R^2
     on held-out documents, one for each of ``sources``, the mapped layers. ``sharpened`` is how strongly the outputs
-    were moved away from their means (``molt.kv.holdout``).
+    were moved away from their means (``molt.fitting.holdout``).
     """
 
     source: str

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from molt.core.ladder import KVLayout
 from molt.kv.features import columns_per_layer, from_rows, layer_columns, to_rows
-from molt.kv.state import KVState, is_finite
+from molt.kv.kv_state import KVState, is_finite
 from molt.models.rope import Rope
 
 WHOLE_MAX = 127

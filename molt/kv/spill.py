@@ -17,8 +17,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from molt.core.engine_protocol import SpillError
 from molt.core.ladder import KVLayout
-from molt.engine.protocol import SpillError
 from molt.kv.cache import PreallocatedCache
 
 

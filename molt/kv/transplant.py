@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from molt.core.engine_protocol import SINKS, SwitchError
 from molt.core.ladder import KVLayout
 from molt.core.plan import NATIVE_TOKENS
-from molt.engine.protocol import SINKS, SwitchError
 from molt.kv.cache import PreallocatedCache
+from molt.kv.kv_state import KVState
+from molt.kv.loaded_rung import Resident
 from molt.kv.project import KVMap, project
-from molt.kv.resident import Resident
-from molt.kv.state import KVState
 from molt.models.rope import Rope
 from molt.work import Work, finished
 

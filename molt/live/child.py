@@ -21,14 +21,14 @@ from typing import Annotated, Any, assert_never
 
 import typer
 
+from molt.core.engine_protocol import Engine, EngineKind, LoadError, SpillError, SwitchError
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine, EngineKind, LoadError, SpillError, SwitchError
 from molt.errors import InputError, LadderError
-from molt.live import lifeline, wire
+from molt.jobs.profile import load_profile, slowed
+from molt.live import messages, parent_death
+from molt.live.messages import CALLS, REPLIES, Ended, Reply, Wire
 from molt.live.paced import Paced
-from molt.live.wire import CALLS, REPLIES, Ended, Reply, Wire
 from molt.models.ladder_file import LadderSpec, resolve
-from molt.profile import load_profile, slowed
 from molt.work import Unfinished
 
 
@@ -53,7 +53,7 @@ def main(
     """Serve one engine on the standard input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = _take_pipe()
-    lifeline.tie_to_parent(parent)
+    parent_death.tie_to_parent(parent)
     try:
         if group is not None:
             _enter(group)
@@ -77,7 +77,7 @@ def serve(engine: Engine, pipe: Wire) -> None:
         return
 
 
-def answer(engine: Engine, number: int, call: wire.Call) -> Reply:
+def answer(engine: Engine, number: int, call: messages.Call) -> Reply:
     """What comes of one call."""
     try:
         result = _perform(engine, call)
@@ -86,32 +86,32 @@ def answer(engine: Engine, number: int, call: wire.Call) -> Reply:
     return Reply(number, **(result | _held(engine, call)))
 
 
-def _perform(engine: Engine, call: wire.Call) -> dict[str, Any]:
+def _perform(engine: Engine, call: messages.Call) -> dict[str, Any]:
     match call:
-        case wire.Load():
+        case messages.Load():
             return {"is_done": _load(engine, call)}
-        case wire.Release():
+        case messages.Release():
             return {"freed_bytes": engine.release(call.rung)}
-        case wire.Admit():
+        case messages.Admit():
             engine.admit(call.tenant, call.request, call.rung, call.capacity)
-        case wire.Read():
+        case messages.Read():
             engine.read(call.tenant, call.tokens, call.chunk)
-        case wire.Decode():
+        case messages.Decode():
             return {"decoded": engine.decode(call.tenant, call.count, call.heal)}
-        case wire.Switch():
+        case messages.Switch():
             return _switch(engine, call)
-        case wire.Grow():
+        case messages.Grow():
             engine.grow(call.tenant, call.capacity)
-        case wire.Shed():
+        case messages.Shed():
             return {"freed_bytes": engine.shed(call.tenant, call.keep_cells, call.rung)}
-        case wire.OfTenant():
+        case messages.OfTenant():
             return {"freed_bytes": getattr(engine, call.call)(call.tenant)}
         case _:
             assert_never(call)
     return {}
 
 
-def _load(engine: Engine, call: wire.Load) -> bool:
+def _load(engine: Engine, call: messages.Load) -> bool:
     """Weights that cannot be used are a load that fails: others may be, or these again when they were mended."""
     try:
         return engine.load(call.rung, call.within_ns)
@@ -119,18 +119,18 @@ def _load(engine: Engine, call: wire.Load) -> bool:
         raise LoadError(str(error)) from error
 
 
-def _switch(engine: Engine, call: wire.Switch) -> dict[str, Any]:
+def _switch(engine: Engine, call: messages.Switch) -> dict[str, Any]:
     try:
         return {"is_done": True, "handoff": engine.switch(call.tenant, call.way, call.within_ns)}
     except Unfinished:
         return {"is_done": False}
 
 
-def _held(engine: Engine, call: wire.Call) -> dict[str, Any]:
+def _held(engine: Engine, call: messages.Call) -> dict[str, Any]:
     match call:
-        case wire.Load() | wire.Release():
+        case messages.Load() | messages.Release():
             return {"held_bytes": engine.weight_bytes(call.rung)}
-        case wire.OfTenant(call="finish"):
+        case messages.OfTenant(call="finish"):
             return {}
         case _:
             return {

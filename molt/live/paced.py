@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from molt.core.costs import CostModel
+from molt.core.engine_protocol import Decoded, Way
 from molt.core.events import Handoff
 from molt.core.healing import chunk
 from molt.core.ladder import Ladder
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Decoded, Way
 from molt.work import Unfinished
 
 

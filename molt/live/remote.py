@@ -22,8 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from molt.core.events import Handoff
-from molt.engine.protocol import (
+from molt.core.engine_protocol import (
     Decoded,
     EngineDied,
     EngineKind,
@@ -33,9 +32,11 @@ from molt.engine.protocol import (
     SwitchError,
     Way,
 )
+from molt.core.events import Handoff
 from molt.errors import InputError
-from molt.live import wire
-from molt.live.wire import CALLS, REPLIES, Ended, Numbered, Reply, Silence, Wire, WireError
+from molt.live import messages
+from molt.live.messages import CALLS, REPLIES, Ended, Numbered, Reply, Silence, Wire, WireError
+from molt.paths import IMPORT_ROOT
 from molt.work import Unfinished
 
 ENVIRONMENT = {
@@ -49,7 +50,6 @@ ENVIRONMENT = {
 END_S = 2.0
 """What a child that is to end, or has closed its pipe, may take to end."""
 T = TypeVar("T")
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class ChildSpec:
 
 
 class RemoteEngine:
-    """Implements ``molt.engine.protocol.Engine`` over a child process; ``start`` brings it up, ``kill`` ends it."""
+    """An engine over a child process; ``start`` brings it up, ``kill`` ends it."""
 
     def __init__(self, spec: ChildSpec, patience: Patience | None = None) -> None:
         self._spec = spec
@@ -148,7 +148,7 @@ class RemoteEngine:
     def _spawn(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603
             self._spec.arguments(),
-            cwd=ROOT,
+            cwd=IMPORT_ROOT,
             env=self._spec.environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -185,12 +185,12 @@ class RemoteEngine:
     # -- weights
 
     def load(self, rung: str, within_ns: int | None = None) -> bool:
-        reply = self._call(wire.Load(rung, within_ns))
+        reply = self._call(messages.Load(rung, within_ns))
         self._weight_bytes[rung] = reply.held_bytes
         return self._due(reply.is_done, "load")
 
     def release(self, rung: str) -> int:
-        reply = self._call(wire.Release(rung))
+        reply = self._call(messages.Release(rung))
         self._weight_bytes[rung] = reply.held_bytes
         return self._due(reply.freed_bytes, "release")
 
@@ -200,39 +200,39 @@ class RemoteEngine:
     # -- generations
 
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
-        self._about(tenant, wire.Admit(tenant, request, rung, capacity))
+        self._about(tenant, messages.Admit(tenant, request, rung, capacity))
 
     def read(self, tenant: str, tokens: int, chunk: int) -> None:
-        self._about(tenant, wire.Read(tenant, tokens, chunk))
+        self._about(tenant, messages.Read(tenant, tokens, chunk))
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
-        return self._due(self._about(tenant, wire.Decode(tenant, count, heal)).decoded, "decode")
+        return self._due(self._about(tenant, messages.Decode(tenant, count, heal)).decoded, "decode")
 
     def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
-        reply = self._about(tenant, wire.Switch(tenant, way, within_ns))
+        reply = self._about(tenant, messages.Switch(tenant, way, within_ns))
         if not self._due(reply.is_done, "switch"):
             raise Unfinished
         return reply.handoff
 
     def park(self, tenant: str) -> int:
-        return self._due(self._about(tenant, wire.OfTenant(tenant, "park")).freed_bytes, "park")
+        return self._due(self._about(tenant, messages.OfTenant(tenant, "park")).freed_bytes, "park")
 
     def grow(self, tenant: str, capacity: int) -> None:
-        self._about(tenant, wire.Grow(tenant, capacity))
+        self._about(tenant, messages.Grow(tenant, capacity))
 
     def spill(self, tenant: str) -> int:
-        return self._due(self._about(tenant, wire.OfTenant(tenant, "spill")).freed_bytes, "spill")
+        return self._due(self._about(tenant, messages.OfTenant(tenant, "spill")).freed_bytes, "spill")
 
     def restore(self, tenant: str) -> None:
-        self._about(tenant, wire.OfTenant(tenant, "restore"))
+        self._about(tenant, messages.OfTenant(tenant, "restore"))
 
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
-        return self._due(self._about(tenant, wire.Shed(tenant, keep_cells, rung)).freed_bytes, "shed")
+        return self._due(self._about(tenant, messages.Shed(tenant, keep_cells, rung)).freed_bytes, "shed")
 
     def finish(self, tenant: str) -> None:
         """Forget a tenant. That the child is gone, and the tenant with it, is told by the next call."""
         with suppress(EngineDied):
-            self._call(wire.OfTenant(tenant, "finish"))
+            self._call(messages.OfTenant(tenant, "finish"))
         self._cache_bytes.pop(tenant, None)
         self._settled.pop(tenant, None)
 
@@ -244,12 +244,12 @@ class RemoteEngine:
 
     # -- detail
 
-    def _about(self, tenant: str, call: wire.Call) -> Reply:
+    def _about(self, tenant: str, call: messages.Call) -> Reply:
         reply = self._call(call)
         self._cache_bytes[tenant], self._settled[tenant] = reply.held_bytes, reply.settled
         return reply
 
-    def _call(self, call: wire.Call) -> Reply:
+    def _call(self, call: messages.Call) -> Reply:
         if self._death is not None:
             raise self._death
         self._number += 1
@@ -314,7 +314,7 @@ class RemoteEngine:
         return self._death
 
 
-def _tenant_of(call: wire.Call) -> str | None:
+def _tenant_of(call: messages.Call) -> str | None:
     return getattr(call, "tenant", None)
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from molt.formats.weights_file import DTYPE_BYTES, Stored, read_header
 from molt.models.model_config import ModelShape
-from molt.models.weights_file import DTYPE_BYTES, Stored, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,6 +15,8 @@ from pydantic import Field
 
 from molt.core.ladder import Ladder, Route, RouteKind, Rung
 from molt.errors import InputError, LadderError, NotFetchedError
+from molt.formats.weights_file import Stored, read_header, stored_tensors
+from molt.formats.yaml_file import StrictModel, load, nearest, show, validate
 from molt.models import image, predict
 from molt.models.model_config import ModelShape, read_shape
 from molt.models.source import FolderSource, PackageSource, Source, locate, package_folder
@@ -25,8 +27,6 @@ from molt.models.tokenizer_file import (
     same_bytes,
     vocabulary_size,
 )
-from molt.models.weights_file import Stored, read_header, stored_tensors
-from molt.yaml_file import StrictModel, load, nearest, show, validate
 
 Precision = Literal["fp32", "bf16", "int8"]
 Residency = Literal["anonymous", "mapped"]

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from molt.errors import LadderError
+from molt.formats.weights_file import Stored, stored_tensors, weight_files
 from molt.models import image
 from molt.models.arena import Arena
-from molt.models.cache_folder import cache_folder
 from molt.models.decoder import Decoder, Layer
 from molt.models.image import (
     EMBEDDING,
@@ -39,7 +39,7 @@ from molt.models.image import (
 from molt.models.ladder_file import RungSpec, check_stored
 from molt.models.matrix import FloatMatrix, Int8Matrix, Matrix, quantise_rows, row_offsets
 from molt.models.rope import rope_of
-from molt.models.weights_file import Stored, stored_tensors, weight_files
+from molt.paths import cache_folder
 from molt.work import Work, finished
 
 BLOCK_BYTES = 256 * 1024  # small enough to stay in the processor's cache while it is quantised

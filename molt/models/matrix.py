@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from molt.provenance import cpuinfo
+from molt.formats.provenance import cpuinfo
 
 LIMIT = 127  # symmetric: -128 is not used
 SCALE_MIN = 1e-30  # of a row of zeros

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from molt.errors import InputError, LadderError
-from molt.models.weights_file import read_json
-from molt.yaml_file import nearest, show, validate
+from molt.formats.weights_file import read_json
+from molt.formats.yaml_file import nearest, show, validate
 
 ROPE_TYPES = ("default", "linear", "llama3")
 ROPE_THETA = 10_000.0  # where config.json is silent

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from molt.core.ladder import KVLayout
+from molt.formats.weights_file import Stored
 from molt.models.image import image_bytes
 from molt.models.model_config import ModelShape
-from molt.models.weights_file import Stored
 
 READ_CHUNK_TOKENS = 128
 FLOAT_BYTES = 4

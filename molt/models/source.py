@@ -1,6 +1,6 @@
 """Where a rung's files are: in an installed package, a folder, on a model hub, or converted from a GGUF file.
 
-``locate`` only looks, in milliseconds, and never fetches: ``molt.models.fetch`` does that, when it is asked to.
+``locate`` only looks, in milliseconds; ``molt.models.fetching.fetch`` is what fetches, when it is asked to.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from molt.errors import LadderError, NotFetchedError
-from molt.models import hub, manifest
-from molt.models.cache_folder import cache_folder
-from molt.yaml_file import StrictModel, show
+from molt.formats import manifest
+from molt.formats.yaml_file import StrictModel, show
+from molt.models import hub_snapshot
+from molt.paths import cache_folder
 
 HUB_NAME_PATTERN = r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$"
 DISTRIBUTION_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
@@ -110,7 +111,7 @@ def locate(source: Source, beside: Path) -> Path:
         case FolderSource():
             return (beside / Path(source.folder).expanduser()).resolve()
         case HubSource():
-            return hub.find(source.hub, source.revision)
+            return hub_snapshot.find(source.hub, source.revision)
         case GgufSource() | PartsSource():
             folder = converted_folder(source, beside)
             try:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from molt.errors import LadderError
-from molt.models.manifest import known_vocabulary
-from molt.models.weights_file import read_json
-from molt.yaml_file import show
+from molt.formats.manifest import known_vocabulary
+from molt.formats.weights_file import read_json
+from molt.formats.yaml_file import show
 
 FILE = "tokenizer.json"
 

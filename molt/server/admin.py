@@ -16,12 +16,12 @@ from starlette.responses import JSONResponse, Response
 from molt import units
 from molt.core.ladder import Ladder
 from molt.errors import InputError
+from molt.formats.yaml_file import nearest
+from molt.jobs.trace import Budget, Step, Trace, read_csv, trace_of
 from molt.server.body import read_body
-from molt.server.failure import Failure
-from molt.server.hub import Hub
-from molt.server.wire import BadRequest, BudgetAsked, FollowAsked, TraceAsked, parse
-from molt.trace import Budget, Step, Trace, read_csv, trace_of
-from molt.yaml_file import nearest
+from molt.server.bridge import Hub
+from molt.server.error_answers import Failure
+from molt.server.request_bodies import BadRequest, BudgetAsked, FollowAsked, TraceAsked, parse
 
 MANUAL, TRACE = "manual", "trace"
 FOLLOWERS = "molt.followers"

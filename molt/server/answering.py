@@ -13,15 +13,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from molt.engine.protocol import Request as Generation
+from molt.core.engine_protocol import Request as Generation
 from molt.errors import InputError
 from molt.server.answer import Answer, Broken, End, FlopsSaved, Happening, Heard, Part, Text
 from molt.server.body import read_body, until_gone
+from molt.server.bridge import Hub, Tenant
 from molt.server.chunks import DONE, Form, error_body, event, new_id
-from molt.server.failure import Failure
-from molt.server.hub import Hub, Tenant
+from molt.server.error_answers import Failure
 from molt.server.prompts import Prompter
-from molt.server.wire import Asked, BadRequest, ChatAsked, TextAsked, parse
+from molt.server.request_bodies import Asked, BadRequest, ChatAsked, TextAsked, parse
 
 TEMPERATURE, TOP_P = 1.0, 1.0
 """Of a request that does not say; so it is in OpenAI's API."""

@@ -16,17 +16,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from molt import __version__
 from molt.core.view import Policy
+from molt.server.access import Door, Keys
 from molt.server.admin import Administration, Budgeting, known_followers, shipped_traces
 from molt.server.answering import ALIAS, Answering
 from molt.server.body import until_gone
+from molt.server.bridge import Hub, Status
 from molt.server.chunks import event
-from molt.server.door import Door, Keys
-from molt.server.failure import Failure, Unavailable
-from molt.server.hub import Hub, Status
+from molt.server.error_answers import Failure, Unavailable
 from molt.server.observers import Told, View
 from molt.server.openapi import document
-from molt.server.page import page_files, page_routes
-from molt.server.wire import BadRequest
+from molt.server.page_files import page_files, page_routes
+from molt.server.request_bodies import BadRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from molt.server.failure import Failure
+from molt.server.error_answers import Failure
 from molt.server.limits import Limits
 
 T = TypeVar("T")

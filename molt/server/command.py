@@ -16,29 +16,29 @@ import typer
 
 from molt.core import events as e
 from molt.core.costs import CostModel
+from molt.core.engine_protocol import EngineKind
 from molt.core.ladder import Ladder
 from molt.core.view import Policy
-from molt.engine.protocol import EngineKind
 from molt.errors import InputError
-from molt.job import grounds
+from molt.formats.log import FILE_NAME, Log
+from molt.jobs.job import grounds
+from molt.jobs.plugins import make_policy
+from molt.jobs.profile import load_profile
+from molt.jobs.scenario import PolicySpec
+from molt.jobs.trace import parse_budget
+from molt.live.live_world import LiveWorld
 from molt.live.remote import ChildSpec, RemoteEngine
-from molt.live.world import LiveWorld
-from molt.log import FILE_NAME, Log
 from molt.models.ladder_file import LadderSpec, resolve
-from molt.plugins import make_policy
-from molt.profile import load_profile
-from molt.scenario import PolicySpec
+from molt.server.access import Keys, allowed_hosts, is_loopback
 from molt.server.admin import MANUAL, Budgeting, budget_on, make_follower
 from molt.server.answering import Answering
 from molt.server.app import Service, application
-from molt.server.door import Keys, allowed_hosts, is_loopback
-from molt.server.hub import Hub, OpenWorld
+from molt.server.bridge import Hub, OpenWorld
+from molt.server.flops_saved import Savings
 from molt.server.limits import Limits
-from molt.server.metrics import Metrics
+from molt.server.listen import listen_at, listen_on, say, serve
+from molt.server.prometheus import Metrics
 from molt.server.prompts import Prompter
-from molt.server.run import listen_at, listen_on, say, serve
-from molt.server.savings import Savings
-from molt.trace import parse_budget
 from molt.units import show_size
 
 MEMORY_SHARE = 0.8

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from molt.server.failure import Unavailable
+from molt.server.error_answers import Unavailable
 from molt.server.limits import Limits
 
 Told = Mapping[str, Any]

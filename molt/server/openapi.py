@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from molt import __version__
-from molt.server.wire import BudgetAsked, ChatAsked, FollowAsked, TextAsked, TraceAsked
+from molt.server.request_bodies import BudgetAsked, ChatAsked, FollowAsked, TextAsked, TraceAsked
 
 _ERROR = {
     "type": "object",

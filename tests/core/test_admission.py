@@ -9,7 +9,7 @@ import pytest
 from molt.core.plan import Plan, Rest, Run, Wait
 from molt.core.state import Phase, State, Tenant
 from molt.core.view import View
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from molt.policies.admission import admit_while_room
 from molt.policies.molt import Molt
 from tests import small

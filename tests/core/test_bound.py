@@ -13,10 +13,10 @@ from molt.core.costs import StepCost
 from molt.core.plan import Plan, Rest, Run
 from molt.core.turns import STEP_NS_MAX
 from molt.core.view import View
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
+from molt.jobs.scenario import ResolvedScenario
 from molt.policies.admission import others_wait
 from molt.policies.molt import Molt
-from molt.scenario import ResolvedScenario
 from tests import small
 from tests.bare import bare_run
 from tests.small import COSTS, LADDER, MIB, MS, S

@@ -8,7 +8,7 @@ import pytest
 
 from molt.core.plan import Plan
 from molt.core.view import View
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from molt.policies.molt import Molt
 from tests.exhaustive import LEVELS, PLENTY, Broken, Search
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 
 from molt.core import events as e
+from molt.core.engine_protocol import LoadError
 from molt.core.scheduler import Scheduler
 from molt.core.state import RETRY_NS, RETRY_NS_MAX, Failure, State, after_event
 from molt.core.turns import LoadStep
 from molt.core.view import View
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import LoadError
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from tests import small
 from tests.small import COSTS, LADDER, MIB, MS, S
 

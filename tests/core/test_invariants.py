@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from molt.checkers import CHECKERS, disagreements
 from molt.core.budget import usage_bytes
 from molt.core.events import TenantKind
 from molt.core.invariants import INVARIANTS, violations
 from molt.core.state import Phase, State, Tenant
-from molt.memory import Memory
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
+from molt.worlds.checkers import CHECKERS, disagreements
+from molt.worlds.memory_books import Memory
 from tests.small import LADDER, MIB
 
 MOLT, HOLD = make_policy("molt", {}), make_policy("hold", {})

@@ -16,7 +16,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from molt.checkers import disagreements
 from molt.core import events as e
 from molt.core.bound import usage_bytes_max
 from molt.core.budget import peak_bytes, usage_bytes
@@ -27,6 +26,7 @@ from molt.core.turns import DecodeStep
 from molt.core.view import Policy
 from molt.policies.molt import Molt
 from molt.policies.restart import Restart
+from molt.worlds.checkers import disagreements
 from tests import rules, small
 from tests.bare import BareWorld, Faults, arrival, told_by, told_by_simulator
 from tests.small import COSTS, LADDER, MIB, MS, S

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from molt.core.events import TenantKind
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from tests import rules, small
 from tests.bare import BareWorld, arrival
 from tests.small import COSTS, LADDER, MIB, MS, S

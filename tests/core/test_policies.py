@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from molt.core.costs import RouteCosts, StepCost
 from molt.core.events import TenantKind
 from molt.core.view import PROMISES, Policy
-from molt.plugins import known_policies, make_policy
+from molt.jobs.plugins import known_policies, make_policy
 from tests import small
 from tests.small import MIB, MS, S
 from tests.strategies import worlds

@@ -10,7 +10,7 @@ from molt.core.budget import floor_bytes, usage_bytes
 from molt.core.decisions import Load
 from molt.core.state import State, after_decision, after_event
 from molt.engine.modelled import ModelledEngine
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from tests import small
 from tests.small import LADDER, MIB, S
 

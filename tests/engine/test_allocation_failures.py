@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from molt.core.engine_protocol import LoadError, SpillError, SwitchError, Way
 from molt.core.ladder import RouteKind
-from molt.engine.protocol import LoadError, SpillError, SwitchError, Way
 from molt.engine.real import RealEngine
 from molt.models.arena import Arena
 from molt.models.ladder_file import LadderSpec

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from molt.engine.protocol import LoadError
+from molt.core.engine_protocol import LoadError
 from molt.engine.real import RealEngine
 from molt.models import loader
 from molt.models.arena import Arena

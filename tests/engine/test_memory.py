@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from molt.core.engine_protocol import Request, Way
 from molt.core.ladder import RouteKind
-from molt.engine.protocol import Request, Way
 from molt.engine.real import RealEngine
 from molt.models import loader
 from molt.models.arena import Arena

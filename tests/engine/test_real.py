@@ -22,18 +22,18 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import molt.engine  # noqa: F401
+import molt.openmp  # noqa: F401  before torch
+from molt.core.engine_protocol import SINKS, Engine, Request, SwitchError, Way
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
-from molt.engine.protocol import SINKS, Engine, Request, SwitchError, Way
 from molt.engine.real import RealEngine, end_tokens
 from molt.errors import LadderError
+from molt.formats.weights_file import file_sha256, weights_sha256
 from molt.kv import map_file
 from molt.kv.features import columns_per_layer
 from molt.kv.map_file import MapCard
 from molt.kv.project import KVMap, LayerMap
 from molt.models.ladder_file import LadderSpec, RungSpec
 from molt.models.model_config import read_shape
-from molt.models.weights_file import file_sha256, weights_sha256
 from tests.engine.test_real_detokenise import byte_tokenizer
 
 POSITIONS = 256

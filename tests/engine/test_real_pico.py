@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
+from molt.core.engine_protocol import Request, Way
 from molt.core.ladder import RouteKind
-from molt.engine.protocol import Request, Way
 from molt.engine.real import RealEngine
 from molt.models.ladder_file import resolve
 from molt.models.pico.corpus import shipped_documents

@@ -13,11 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from molt.core.engine_protocol import EngineKind
 from molt.core.view import Policy
-from molt.engine.protocol import EngineKind
 from molt.errors import NotFetchedError
-from molt.log import FILE_NAME
-from molt.plugins import known_policies
+from molt.formats.log import FILE_NAME
+from molt.jobs.plugins import known_policies
 from sim.run import prepare, simulate
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 from molt.kv.cache import PreallocatedCache
-from tests.kv.conftest import TinyRung, cache_argument
+from tests.tiny_rungs import TinyRung, cache_argument
 
 
 @torch.inference_mode()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from molt.kv.features import columns_per_layer, from_rows, layer_columns, nearest_layers, to_rows
-from molt.kv.resident import Resident
-from molt.kv.rope import unrotate
+from molt.kv.key_rotation import unrotate
+from molt.kv.loaded_rung import Resident
 
 
 def test_rows_and_back_is_a_round_trip(large: Resident, ids: list[int]) -> None:

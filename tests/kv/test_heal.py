@@ -8,8 +8,8 @@ import torch
 from molt.core.healing import chunk, settled_after
 from molt.kv import heal
 from molt.kv.cache import PreallocatedCache
-from molt.kv.resident import NotFinite
-from tests.kv.conftest import TinyRung
+from molt.kv.loaded_rung import NotFinite
+from tests.tiny_rungs import TinyRung
 
 SETTLED = 4
 HEAL = [1, 3, 8, 64]

@@ -13,12 +13,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from molt.core.ladder import KVLayout
+from molt.formats.weights_file import read_header
 from molt.kv import map_file
 from molt.kv.features import columns_per_layer
 from molt.kv.map_file import Binding, MapCard, MapRefused
 from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.models.predict import map_bytes
-from molt.models.weights_file import read_header
 
 SOURCE, DEST = KVLayout(3, 2, 8, 4), KVLayout(2, 1, 6, 4)
 HIDDEN = 5

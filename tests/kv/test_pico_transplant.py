@@ -14,15 +14,15 @@ import torch
 from tokenizers import Tokenizer
 
 import molt.kv  # noqa: F401
+from molt.fitting.fit import resident
 from molt.kv import map_file
 from molt.kv import transplant as transplant_module
 from molt.kv.cache import PreallocatedCache
-from molt.kv.evaluate import Comparison, Yardstick, judge, own_cache, yardstick, zero_cache
-from molt.kv.fit import resident
+from molt.kv.handoff_quality import Comparison, Yardstick, judge, own_cache, yardstick, zero_cache
+from molt.kv.kv_state import KVState
+from molt.kv.loaded_rung import Resident
 from molt.kv.map_file import binding
 from molt.kv.project import KVMap, project
-from molt.kv.resident import Resident
-from molt.kv.state import KVState
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.models.pico.corpus import shipped_documents

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import molt.kv.spill
-from molt.engine.protocol import SpillError
+from molt.core.engine_protocol import SpillError
 from molt.kv.cache import PreallocatedCache
 from molt.kv.spill import restore, spill
-from tests.kv.conftest import TinyRung
+from tests.tiny_rungs import TinyRung
 
 
 def room_for(cache: PreallocatedCache, spare: int = 0) -> PreallocatedCache:

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from molt.engine.protocol import SwitchError
+from molt.core.engine_protocol import SwitchError
 from molt.kv.cache import PreallocatedCache
-from molt.kv.evaluate import own_cache
 from molt.kv.features import columns_per_layer, to_rows
+from molt.kv.handoff_quality import own_cache
+from molt.kv.loaded_rung import Resident
 from molt.kv.project import Code, KVMap, LayerMap, project, whole_numbers
-from molt.kv.resident import Resident
 from molt.kv.transplant import Islands, carry, leading_cells, trailing_cells, transplant
-from tests.kv.conftest import LLAMA3, VOCABULARY, tiny
+from tests.tiny_rungs import LLAMA3, VOCABULARY, tiny
 
 
 def oracle(rung: Resident, native_layers: int = 0) -> KVMap:

@@ -6,8 +6,8 @@ import os
 import sys
 import time
 
-from molt.engine.protocol import Decoded
-from molt.live.wire import CALLS, REPLIES, Reply, Wire
+from molt.core.engine_protocol import Decoded
+from molt.live.messages import CALLS, REPLIES, Reply, Wire
 
 
 def main(how: str) -> None:

@@ -14,13 +14,13 @@ from typing import Any
 
 from molt.core import events as e
 from molt.core.costs import CostModel
+from molt.core.engine_protocol import Engine
 from molt.core.ladder import Ladder
 from molt.core.view import Policy
-from molt.engine.protocol import Engine
+from molt.formats.log import Log, plain
+from molt.jobs.scenario import ResolvedScenario
+from molt.live.live_world import Heard, LiveWorld
 from molt.live.paced import Paced
-from molt.live.world import Heard, LiveWorld
-from molt.log import Log, plain
-from molt.scenario import ResolvedScenario
 
 GENEROUS_S = 60.0
 

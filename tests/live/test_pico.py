@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 
 from molt.core import events as e
+from molt.core.engine_protocol import Request
 from molt.core.events import TenantKind
-from molt.engine.protocol import Request
+from molt.jobs.plugins import make_policy
+from molt.jobs.profile import load_profile
+from molt.jobs.replay import replay
+from molt.live.live_world import MemorySample
 from molt.live.remote import ChildSpec, RemoteEngine
-from molt.live.world import MemorySample
 from molt.models.ladder_file import resolve
-from molt.plugins import make_policy
-from molt.profile import load_profile
-from molt.replay import replay
 from tests.live.stage import Life, finished, living, together, tokens
 from tests.small import MIB
 

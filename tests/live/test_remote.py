@@ -15,17 +15,17 @@ import psutil
 import pytest
 
 from molt.core import events as e
+from molt.core.engine_protocol import Engine, EngineDied, EngineKind, Request, SwitchError, Way
 from molt.core.ladder import RouteKind
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import Engine, EngineDied, EngineKind, Request, SwitchError, Way
 from molt.errors import InputError, LadderError
-from molt.live import wire
+from molt.jobs.plugins import make_policy
+from molt.jobs.profile import load_profile
+from molt.live import messages
 from molt.live.child import answer
+from molt.live.live_world import Decided
 from molt.live.remote import ChildSpec, Patience, RemoteEngine
-from molt.live.world import Decided
 from molt.models.ladder_file import resolve
-from molt.plugins import make_policy
-from molt.profile import load_profile
 from tests.live.stage import GENEROUS_S, Life, finished, living, together, tokens
 from tests.small import MIB
 
@@ -103,7 +103,7 @@ def script(engine: Engine) -> list[object]:
 def test_the_parent_needs_no_tensor_library() -> None:
     """Neither the live world nor the child with a modelled engine imports one."""
     program = (
-        "import sys, molt.live.world, molt.live.remote, molt.live.child; "
+        "import sys, molt.live.live_world, molt.live.remote, molt.live.child; "
         "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -252,7 +252,7 @@ def test_weights_that_cannot_be_used_are_a_load_that_fails() -> None:
         def load(self, rung: str, within_ns: int | None = None) -> bool:
             raise LadderError("weights: truncated")
 
-    reply = answer(Damaged(SPEC.ladder), 1, wire.Load("tier2", 50_000_000))
+    reply = answer(Damaged(SPEC.ladder), 1, messages.Load("tier2", 50_000_000))
     assert (reply.failure, reply.reason, reply.held_bytes) == ("LoadError", "weights: truncated", 0)
 
 

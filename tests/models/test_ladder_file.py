@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 
 from molt.core.ladder import Route, RouteKind
 from molt.errors import LadderError
+from molt.formats.weights_file import weights_sha256
 from molt.models import predict
 from molt.models.ladder_file import LadderFile, LadderSpec, ladder_names, resolve
 from molt.models.loader import load
 from molt.models.model_config import read_shape
-from molt.models.weights_file import weights_sha256
 from tests.models.tiny import QWEN2, write_config, write_ladder, write_model, write_tokenizer
 
 SMALL = QWEN2 | {"num_hidden_layers": 1, "head_dim": 4}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from molt.formats.provenance import cpuinfo
 from molt.models import matrix
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.models.matrix import (
@@ -24,7 +25,6 @@ from molt.models.matrix import (
     quantise_token,
     row_offsets,
 )
-from molt.provenance import cpuinfo
 from tests.models.tiny import all_logits
 
 SIZES = st.integers(1, 40)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from molt.core.ladder import KVLayout
 from molt.engine.sampling import sample
-from molt.kv.resident import Resident
+from molt.kv.loaded_rung import Resident
 from molt.models import predict
 from molt.models.ladder_file import Precision, RungSpec
 from molt.models.loader import load

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from realproc import control_groups
-from realproc.control_groups import ControlGroups, read_groups, try_limit
+from realproc.kernel import control_groups
+from realproc.kernel.control_groups import ControlGroups, read_groups, try_limit
 from tests.realproc.trees import COMMON, V1, V2, plant
 
 STAT_V1 = """cache 3000

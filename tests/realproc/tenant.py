@@ -13,12 +13,12 @@ import time
 from collections import deque
 from pathlib import Path
 
-from molt.live import lifeline
-from realproc import cgroup
-from realproc.cgroup import GroupV1
-from realproc.lookout import LOOK_NS, SECOND_NS, Vigil, growth, remember
-from realproc.resident import MIB, Blocks
-from realproc.signals import SIGNALS, Meter, Observation
+from molt.live import parent_death
+from realproc.kernel import limited_group
+from realproc.kernel.limited_group import GroupV1
+from realproc.kernel.signals import SIGNALS, Meter, Observation
+from realproc.kernel.touched_pages import MIB, Blocks
+from realproc.supervisor.growth import LOOK_NS, SECOND_NS, Vigil, growth, remember
 
 HELD_BYTES = 64 * MIB
 LIMIT_BYTES = 128 * MIB
@@ -39,9 +39,9 @@ def wait_until_short(vigil: Vigil) -> None:
 
 def main(folder: Path, policy: str) -> None:
     """Hold, and react or not, until the input ends."""
-    lifeline.tie_to_parent(os.getppid())
-    lifeline.offer_to_oom_killer(1000)
-    cgroup.join(folder)
+    parent_death.tie_to_parent(os.getppid())
+    parent_death.offer_to_oom_killer(1000)
+    limited_group.join(folder)
     group, blocks = GroupV1(folder), Blocks()
     while blocks.resident_bytes < HELD_BYTES:
         blocks.grow(MIB)

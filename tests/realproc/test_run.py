@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from molt import log
 from molt.core.bound import CHUNK_NS_MAX
-from molt.engine.protocol import EngineKind
+from molt.core.engine_protocol import EngineKind
 from molt.errors import InputError
-from realproc import run as r
-from realproc.control_groups import ControlGroups
-from realproc.lookout import LOOK_NS
-from realproc.pulse import Pulse
+from molt.formats import log
+from realproc.supervisor import real_run as r
+from realproc.kernel.control_groups import ControlGroups
+from realproc.supervisor.growth import LOOK_NS
+from realproc.supervisor.step_times import Pulse
 from reports import agreement
 from reports.schema import read_summary
 from sim.run import prepare, simulate
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_refused_in_a_line(
 def test_where_no_group_can_be_had(monkeypatch: pytest.MonkeyPatch, scenario: Path) -> None:
     """It says so, and what to do; nothing was started."""
     nothing = ControlGroups("none", None, (), None, None, None)
-    monkeypatch.setattr("realproc.place.read_groups", lambda: nothing)
+    monkeypatch.setattr("realproc.supervisor.confinement.read_groups", lambda: nothing)
     run = r.job.prepare(scenario, policies=["hold"])
     (contender,) = r.contenders(run, mapped=False)
     with pytest.raises(InputError, match=r"no memory controller is mounted; `molt doctor`.*--no-cgroup"):

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from realproc.cgroup import GroupV1
-from realproc.control_groups import ControlGroups
-from realproc.guard import Ceilings, Guard
-from realproc.pressure import SECOND_NS, Allocator, AllocatorSpec
-from realproc.resident import MIB
+from realproc.kernel.control_groups import ControlGroups
+from realproc.kernel.guard import Ceilings, Guard
+from realproc.kernel.limited_group import GroupV1
+from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec
+from realproc.kernel.touched_pages import MIB
 from tests.realproc.tenant import HELD_BYTES, LIMIT_BYTES, RATE_BYTES_PER_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent

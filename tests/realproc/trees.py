@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from realproc import control_groups
+from realproc.kernel import control_groups
 
 GIB = 2**30
 

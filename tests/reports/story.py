@@ -1,4 +1,4 @@
-"""Logs told in a few words, written by ``molt.log.Log`` as any world writes them."""
+"""Logs told in a few words, written by ``molt.formats.log.Log`` as any world writes them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.ladder import RouteKind
-from molt.log import Log
-from reports.run import Run
+from molt.formats.log import Log
+from reports.run_log import Run
 
 MS = 1_000_000
 S = 1_000_000_000

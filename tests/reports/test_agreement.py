@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from reports.agreement import agreement, differences, main, markdown, rung_sequences
-from reports.run import Run
+from reports.run_log import Run
 from tests.reports.story import Story, survivor, victim
-from tests.reports.test_real import KERNEL
+from tests.reports.test_real_processes import KERNEL
 
 
 def slower(factor: int) -> Story:

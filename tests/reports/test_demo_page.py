@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from molt.demo import Happened, Said, Session, annotated, to_json
+from molt.client.demo import Happened, Said, Session, annotated, to_json
 from reports.demo_page import main, page, publish, with_sessions
 from reports.publish import PUBLISHED, README
 

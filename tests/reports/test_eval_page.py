@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from molt.kv.tables.result import Handoff, read
+from molt.evals.result import Handoff, read
 from reports.eval_page import TITLES, main, name_of, page, publish, with_tables
 from reports.publish import PUBLISHED, README
 

@@ -12,7 +12,7 @@ from molt.core import events as e
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from reports import metrics
-from reports.run import Fate, Record, Run
+from reports.run_log import Fate, Record, Run
 from reports.summary import METRICS
 from tests.reports.story import MS, Story, scenario_with, survivor, victim
 from tests.reports.strategies import stories

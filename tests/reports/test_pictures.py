@@ -11,7 +11,7 @@ from hypothesis import given
 
 from reports.chart import WIDTH, Chart, Scale, chart, shared_scale
 from reports.chrome_trace import chrome_trace, main
-from reports.run import Run
+from reports.run_log import Run
 from reports.timeline import Doing, Phase, phases
 from tests.reports.story import MS, Story, scenario_with, survivor, victim
 from tests.reports.strategies import stories

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from molt.log import LogError
-from reports import show
+from molt.formats.log import LogError
+from reports import formatting
 from reports.from_run import write_reports
 from reports.page import contents, html_page, markdown_page, markdown_text
-from reports.run import Run
+from reports.run_log import Run
 from reports.schema import Summary, read_summary
 from reports.summary import summarise, summarise_runs, summary_json
 from reports.table import rows, text_table
@@ -369,12 +369,12 @@ def test_file_names_cannot_lead_away() -> None:
     [(None, "–"), (0, "0 %"), (0.001, "<1 %"), (0.5, "50 %"), (0.999, ">99 %"), (1, "100 %")],
 )
 def test_percent_never_rounds_to_none_or_all(share: float | None, text: str) -> None:
-    assert show.percent(share) == text
+    assert formatting.percent(share) == text
 
 
 @given(st.text(st.characters()))
 def test_printable_text_has_no_power(text: str) -> None:
-    shown = show.printable(text)
+    shown = formatting.printable(text)
     shown.encode("utf-8")
     assert not any(unicodedata.category(char) in ("Cc", "Cs") for char in shown if char not in "\n\t")
     assert not any(char in shown for char in "\u202a\u202e\u2066\u2069")

@@ -17,22 +17,22 @@ import httpx2
 import pytest
 
 from molt.core.costs import CostModel
+from molt.core.engine_protocol import Decoded, EngineKind
 from molt.core.ladder import Ladder
-from molt.engine.protocol import Decoded, EngineKind
+from molt.formats.log import Log
+from molt.jobs.plugins import make_policy
+from molt.jobs.profile import load_profile
+from molt.live.live_world import LiveWorld
 from molt.live.paced import Paced
-from molt.live.world import LiveWorld
-from molt.log import Log
 from molt.models.ladder_file import LadderSpec, resolve
-from molt.plugins import make_policy
-from molt.profile import load_profile
+from molt.server.access import Keys, allowed_hosts
 from molt.server.admin import Budgeting
 from molt.server.app import application
+from molt.server.bridge import Hub
 from molt.server.command import DiscreetLog, default_budget, header, service
-from molt.server.door import Keys, allowed_hosts
-from molt.server.hub import Hub
 from molt.server.limits import Limits
-from molt.server.metrics import Metrics
-from molt.server.run import listen_on, serve
+from molt.server.listen import listen_on, serve
+from molt.server.prometheus import Metrics
 
 ADMIN = "admin-token-of-the-tests"
 night = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from molt.replay import replay
+from molt.jobs.replay import replay
 from tests.server.local import ADMIN, events, of_event, text_of
 from tests.server.process import Process
 

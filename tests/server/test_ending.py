@@ -14,7 +14,7 @@ import httpx2
 import psutil
 import pytest
 
-from molt.log import read
+from molt.formats.log import read
 from tests.server.local import chat, events, of_event, streamed, text_of, wait_until
 from tests.server.process import Process, started
 

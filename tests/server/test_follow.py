@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from realproc import cgroup
-from realproc.cgroup import GroupV1, GroupV2
-from realproc.control_groups import read_groups, try_limit
 from realproc.follow import MARGIN_SHARE
+from realproc.kernel import limited_group
+from realproc.kernel.control_groups import read_groups, try_limit
+from realproc.kernel.limited_group import GroupV1, GroupV2
 from tests.server.local import chat, events, of_event, wait_until
 from tests.server.process import started
 
@@ -36,11 +36,11 @@ def group() -> Iterator[GroupV1 | GroupV2]:
     groups = read_groups()
     if not (trial := try_limit(groups)).settable:
         pytest.skip(f"no memory control group can be made and limited here: {trial.detail}")
-    made = cgroup.make(groups, f"molt-serve-{os.getpid()}", LIMIT)
+    made = limited_group.make(groups, f"molt-serve-{os.getpid()}", LIMIT)
     try:
         yield made
     finally:
-        cgroup.remove(made.folder)
+        limited_group.remove(made.folder)
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def filled(group: GroupV1 | GroupV2, size: int) -> Iterator[None]:
         [sys.executable, "-c", FILL, str(size)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        preexec_fn=lambda: cgroup.join(group.folder),
+        preexec_fn=lambda: limited_group.join(group.folder),
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"full\n"
@@ -64,7 +64,7 @@ def test_a_server_shrinks_when_its_group_is_filled_and_grows_again(
     group: GroupV1 | GroupV2, tmp_path: Path
 ) -> None:
     """What the kernel counts decides; the answer under way changes its rung, and nobody is killed."""
-    join: Callable[[], None] = lambda: cgroup.join(group.folder)  # noqa: E731
+    join: Callable[[], None] = lambda: limited_group.join(group.folder)  # noqa: E731
     with started(tmp_path, "--follow", "cgroup", preexec=join) as server, server.client() as client:
 
         def state() -> Any:

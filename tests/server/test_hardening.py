@@ -23,11 +23,11 @@ import httpx2
 import psutil
 import pytest
 
-from molt.engine.protocol import SwitchError
+from molt.core.engine_protocol import SwitchError
 from molt.errors import InputError
+from molt.server.access import Keys
 from molt.server.answering import TOKENISING_THREADS
 from molt.server.command import command as serve
-from molt.server.door import Keys
 from molt.server.limits import Limits
 from tests.server.local import (
     ADMIN,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from molt.demo import server
-from tests.fake_server import ADMIN, MIB, WORDS, FakeServer, serving
+from molt.client.demo import server
+from tests.client.fake_server import ADMIN, MIB, WORDS, FakeServer, serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect

@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from molt.engine.protocol import EngineDied
-from molt.live.world import LiveWorld
+from molt.core.engine_protocol import EngineDied
+from molt.live.live_world import LiveWorld
 from molt.server.answering import Telling
 from molt.server.limits import Limits
 from tests.server.local import ADMIN, Local, chat, events, of_event, running, streamed, text_of, wait_until

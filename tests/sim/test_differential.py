@@ -10,8 +10,8 @@ import simpy
 from hypothesis import given, settings
 
 import sim.world
-from molt.plugins import make_policy
-from molt.scenario import ResolvedScenario
+from molt.jobs.plugins import make_policy
+from molt.jobs.scenario import ResolvedScenario
 from tests import heap_engine, small
 from tests.bare import bare_run, story, told_by, told_by_simulator
 from tests.small import COSTS, LADDER, MIB, MS, S

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 import molt.core.turns
 import sim.world
 from molt.core.costs import CostModel, DiskCosts, StepCost
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
+from molt.jobs.scenario import ResolvedScenario
 from molt.policies.molt import Molt
-from molt.scenario import ResolvedScenario
 from tests import small
 from tests.bare import told_by_simulator
 from tests.small import COSTS, MIB, S

@@ -9,7 +9,7 @@ import pytest
 
 from molt.core.costs import StepCost
 from molt.core.events import TenantKind
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from tests import small
 from tests.small import COSTS, LADDER, MIB, S
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from molt.core.engine_protocol import SpillError
 from molt.engine.modelled import ModelledEngine
-from molt.engine.protocol import SpillError
 from molt.policies.molt import Molt
 from tests.small import COSTS, MIB, S, scenario, simulate, tenant
 

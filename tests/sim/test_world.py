@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from molt.core.events import TenantKind
 from molt.core.plan import Plan
 from molt.core.view import View
-from molt.plugins import make_policy
+from molt.jobs.plugins import make_policy
 from tests import small
 from tests.small import MIB, MS, S
 from tests.strategies import worlds

@@ -27,10 +27,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from molt.models.cache_folder import cache_folder
 from molt.models.pico import WEIGHTS
 from molt.models.pico.markup import html_to_text, normalise, pod_to_text
 from molt.models.pico.sources import SOURCES, Source
+from molt.paths import cache_folder
 
 Split = Literal["train", "heldout", "fit"]
 Document = tuple[str, str]

@@ -1,0 +1,1 @@
+"""The command line ``molt``; nothing imports it."""

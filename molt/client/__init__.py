@@ -1,0 +1,1 @@
+"""Clients of a server: the connection, ``molt chat`` and ``molt demo``."""

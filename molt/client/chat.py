@@ -1,0 +1,174 @@
+"""``molt chat``: talk to a server in a terminal, and see which rung wrote which word.
+
+Where the output is no terminal, the text is the same without colours. Ctrl-C ends the answer, not the program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import cycle
+
+from rich.console import Console
+from rich.text import Text
+
+from molt.client.http_client import Client, Lever, Part, Served, ServerError, Summary, Token
+
+STYLES = ("bold blue", "green", "italic yellow", "magenta", "cyan", "bright_black")
+"""How the words of a rung look, from the largest on; a form beside the colour for the first and the third."""
+
+HELP = "Ctrl-C ends an answer, /new forgets the conversation, /quit or Ctrl-D leaves."
+
+
+def shown_ms(ms: float) -> str:
+    """Milliseconds, in full from 10 on."""
+    return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
+
+
+def printable(text: str) -> str:
+    """A model's text without what a terminal would obey."""
+    return "".join(char if char.isprintable() or char in "\n\t\u200d" else "\ufffd" for char in text)
+
+
+def seam(lever: Lever) -> str:
+    """What was done to the answer, as a line: ``⇆ tier0 → tier1 (project, 260 ms, …)``."""
+    told = lever.fields
+    pressure = told.get("pressure") or {}
+    share = pressure["usage_bytes"] / pressure["budget_bytes"] if pressure.get("budget_bytes") else None
+    facts = [f"pressure {share:.2f}"] if share is not None else []
+    if lever.event != "switch":
+        where = [f"on {told['rung']}"] if told.get("rung") else []
+        return f"· {' '.join([lever.event, *where])}" + (f" ({', '.join(facts)})" if facts else "")
+    if (saved := told.get("flops_saved")) is not None:
+        facts.insert(0, f"{100 * saved:.0f} % FLOPs saved")
+    facts[:0] = [told["kind"], shown_ms(told["ms"])]
+    return f"⇆ {told['from']} → {told['to']} ({', '.join(facts)})"
+
+
+def closing(summary: Summary) -> str:
+    """The last line: ``[done: 40 tokens · rungs used tier0, tier1 · 1 migration costing 260 ms · killed=False]``."""
+    told = summary.fields
+    count = len(told["switches"])
+    switches = f"{count} migration{'' if count == 1 else 's'} costing {shown_ms(told['switch_ms'])}"
+    facts = [
+        f"{told['tokens']} tokens",
+        f"rungs used {', '.join(told['rungs']) or 'none'}",
+        switches if count else "no migration",
+        f"killed={told['killed']}",
+    ]
+    return f"[done: {' · '.join(facts)}]"
+
+
+class Screen:
+    """Writes the parts of answers to a console."""
+
+    def __init__(self, console: Console, rungs: Iterable[str] = ()) -> None:
+        self._console = console
+        self._spare = cycle(STYLES)
+        self._styles: dict[str, str] = {}
+        for rung in rungs:
+            self._style(rung)
+        self._at_start = True
+
+    def show(self, part: Part) -> None:
+        """Write one part as it comes."""
+        match part:
+            case Token(text, rung):
+                self._write(Text(printable(text), self._style(rung)))
+                self._at_start = text.endswith("\n") if text else self._at_start
+            case Lever("admit"):
+                pass  # the first word shows where it began
+            case Lever():
+                self.line(seam(part), "reverse" if part.event == "switch" else "dim")
+            case Summary():
+                self.line(closing(part), "dim")
+
+    def line(self, text: str, style: str = "dim") -> None:
+        """Write a line of its own."""
+        if not self._at_start:
+            self._write(Text("\n"))
+        self._write(Text(f"{text}\n", style))
+        self._at_start = True
+
+    def _write(self, text: Text) -> None:
+        self._console.print(text, end="", soft_wrap=True, highlight=False)
+        self._console.file.flush()
+
+    def _style(self, rung: str) -> str:
+        if rung not in self._styles:
+            self._styles[rung] = next(self._spare)
+        return self._styles[rung]
+
+
+class Conversation:
+    """Questions and answers so far; every question is sent with what came before it."""
+
+    def __init__(
+        self, client: Client, served: Served, screen: Screen, *, kind: str, max_tokens: int | None
+    ) -> None:
+        self._client, self._screen = client, screen
+        self._kind, self._max_tokens = kind, max_tokens
+        self._served = served
+        self.messages: list[dict[str, str]] = []
+
+    def ask(self, question: str) -> bool:
+        """Ask, show the answer as it comes, and say whether it became complete.
+
+        Ctrl-C and a server's refusal end the answer; what came of it stays in the conversation.
+        """
+        asked = [*self.messages, {"role": "user", "content": question}]
+        words: list[str] = []
+        parts = self._client.answer(self._served, asked, kind=self._kind, max_tokens=self._max_tokens)
+        complete = False
+        try:
+            for part in parts:
+                words += [part.text] if isinstance(part, Token) else []
+                self._screen.show(part)
+            complete = True
+        except KeyboardInterrupt:
+            self._screen.line("[stopped]")
+        except ServerError as error:
+            self._screen.line(f"[failed: {error}]", "red")
+        finally:
+            parts.close()
+        if words:
+            self.messages = [*asked, {"role": "assistant", "content": "".join(words)}]
+        return complete
+
+
+def chat(url: str, token: str | None, *, kind: str, max_tokens: int | None, questions: Iterable[str]) -> bool:
+    """Hold a conversation; says whether every answer became complete. ``ServerError`` if there is no server."""
+    console = Console(file=sys.stdout)
+    with Client(url, token) as client:
+        served = client.served()
+        screen = Screen(console, served.rungs)
+        conversation = Conversation(client, served, screen, kind=kind, max_tokens=max_tokens)
+        complete = True
+        for question in questions:
+            match question.strip():
+                case "":
+                    continue
+                case "/quit":
+                    break
+                case "/new":
+                    conversation.messages.clear()
+                case command if command.startswith("/"):
+                    screen.line(HELP)
+                case asked:
+                    complete &= conversation.ask(asked)
+        return complete
+
+
+def typed() -> Iterable[str]:
+    """Lines from the keyboard, or from a pipe, until their end."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    print(HELP, file=sys.stderr)
+    while True:
+        try:
+            yield input("› ")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)

@@ -1,0 +1,102 @@
+"""The table of dials: one is turned at a time, the others stay as they ship.
+
+Islands are turned on the shipped map. What is in the map (source layers, rows, K and V jointly, the penalty, the
+space) is turned on maps fitted here on fewer rows, beside one fitted with everything as it ships.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from molt.core.ladder import Route
+from molt.evals import baseline_maps
+from molt.evals.caches import FULL, Crossing, Recipe, composed, controls, references
+from molt.evals.handoff import crossing_of, route_tables
+from molt.evals.result import Ablation, Gate, LeftOut
+from molt.evals.setup import Bench, Progress, Settings, Text, origin, quietly, texts_facts
+from molt.kv.transplant import Islands
+
+FIRST = (0, 1, 4, 16, 64)
+LAST = (0, 4, 16, 64)
+SOURCES = (1, 2, 4)
+ROWS = (3_000, 10_000)
+RANKS = (64, 128, 256)
+RIDGES = (1e-3, 1e-1)
+
+
+def ablation(
+    bench: Bench,
+    found: Sequence[Route],
+    texts: Sequence[Text],
+    settings: Settings,
+    *,
+    command: str,
+    documents_from: str,
+    gates: list[Gate],
+    progress: Progress = quietly,
+) -> Ablation:
+    """The table of ``molt eval ablation``, of routes that go through a map."""
+    return Ablation(
+        table="ablation",
+        origin=origin(command, bench.spec, settings.seed),
+        texts=texts_facts(texts, documents_from, settings),
+        islands=[settings.islands.first, settings.islands.last],
+        gates=gates,
+        routes=route_tables(bench, found, texts, settings, dials, progress),
+    )
+
+
+def dials(
+    bench: Bench, route: Route, settings: Settings, texts: Sequence[Text], progress: Progress
+) -> tuple[list[Recipe], list[LeftOut]]:
+    """The rows of one route."""
+    dest, shape = bench.rung(route.dest), bench.spec.rung(route.dest).shape
+    crossing = crossing_of(bench, route, settings)
+    basis = [
+        references(dest, shape, settings.context)[0],
+        controls(dest, shape, settings.context)[0],
+        crossing.recipe(FULL, settings.islands, kind="mechanism"),
+        *island_dials(crossing),
+    ]
+    try:
+        return [*basis, *_map_dials(bench, route, crossing, progress)], []
+    except baseline_maps.Unfit as why:
+        return basis, [LeftOut(row="dials of the map", why=str(why))]
+
+
+def island_dials(crossing: Crossing) -> list[Recipe]:
+    """More and fewer tokens at either end, as far as the context goes."""
+    first, last = crossing.islands.first, crossing.islands.last
+    pairs = [*((dial, last) for dial in FIRST), *((first, dial) for dial in LAST)]
+    chosen = [
+        Islands(*pair)
+        for pair in dict.fromkeys(pairs)
+        if pair != (first, last) and sum(pair) < crossing.cells
+    ]
+    return [
+        crossing.recipe(f"islands: first {islands.first}, last {islands.last}", islands) for islands in chosen
+    ]
+
+
+def _map_dials(bench: Bench, route: Route, crossing: Crossing, progress: Progress) -> list[Recipe]:
+    sums = baseline_maps.collect(bench, route, progress=progress)
+    rotated = baseline_maps.collect(bench, route, rotated=True, progress=progress).solve()
+    rows = sums.rows
+    maps = {f"fitted here: as shipped, {rows} rows": sums.solve()}
+    for count in SOURCES:
+        if count < crossing.source.layout.layers:
+            maps[f"fitted here: {count} source layer{'s' * (count > 1)}"] = sums.solve(count)
+    for rank in RANKS:
+        maps[f"fitted here: shared by all layers, rank {rank}"] = sums.solve_shared(rank)
+    maps["fitted here: K from K, V from V"] = sums.solve(joint=False)
+    within = baseline_maps.collect(bench, route, within=True, progress=progress)
+    maps["fitted here: K by its slopes within a text"] = sums.solve(keys_from=within)
+    for ridge in RIDGES:
+        maps[f"fitted here: ridge {ridge:g}"] = sums.solve(ridge=ridge)
+    for fewer in ROWS:
+        few = baseline_maps.collect(bench, route, rows=fewer, progress=progress)
+        maps[f"fitted here: {few.rows} rows"] = few.solve()
+    return [
+        *(crossing.recipe(name, crossing.islands, kv_map) for name, kv_map in maps.items()),
+        Recipe("fitted here: keys left rotated", "without", lambda case: composed(crossing, case, rotated)),
+    ]

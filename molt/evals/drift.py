@@ -1,0 +1,134 @@
+"""The table of repeated switches: whether errors add up when a cache crosses again and again.
+
+Between two switches the document goes on, read by the rung whose turn it is. Right after each switch the cache is
+judged against the destination's own cache of everything so far, beside a single switch at the same place from
+the source's own cache: what the switches before have added is the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from molt.core.ladder import Route, RouteKind
+from molt.evals.result import Drift, Gate, Journey, Row
+from molt.evals.scoring import Scores, columns, predict, score, source_side, yardstick
+from molt.evals.setup import Bench, Progress, Settings, Text, origin, quietly, texts_facts
+from molt.kv.cache import PreallocatedCache
+from molt.kv.transplant import carry, transplant
+
+SWITCHES = 3
+TOKENS_BETWEEN = 16
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One switch of a path: scores over documents of what is compared there."""
+
+    route: Route
+    own: list[Scores] = field(default_factory=list)
+    nothing: list[Scores] = field(default_factory=list)
+    carried: list[Scores] = field(default_factory=list)
+    single: list[Scores] = field(default_factory=list)
+
+
+def journeys(
+    found: Sequence[Route], source: str | None = None, dest: str | None = None
+) -> list[tuple[str, ...]]:
+    """There, back and there again, for every pair of rungs that has both ways, in the order of the routes.
+
+    ``source`` and ``dest`` limit it to pairs that begin and end so.
+    """
+    ways = [(route.source, route.dest) for route in found]
+    pairs: list[tuple[str, str]] = []
+    for pair in ways:
+        is_asked = source in (None, pair[0]) and dest in (None, pair[1])
+        if is_asked and pair[::-1] in ways and pair[::-1] not in pairs:
+            pairs.append(pair)
+    return [tuple(pair[step % 2] for step in range(SWITCHES + 1)) for pair in pairs]
+
+
+def tokens_needed(settings: Settings, between: int = TOKENS_BETWEEN) -> Settings:
+    """The same settings with room for the tokens between the switches."""
+    return replace(settings, continuation=settings.continuation + (SWITCHES - 1) * between)
+
+
+def drift(
+    bench: Bench,
+    paths: Sequence[tuple[str, ...]],
+    texts: Sequence[Text],
+    settings: Settings,
+    *,
+    command: str,
+    documents_from: str,
+    gates: list[Gate],
+    between: int = TOKENS_BETWEEN,
+    progress: Progress = quietly,
+) -> Drift:
+    """The table of ``molt eval drift``; the texts are as long as ``tokens_needed`` says."""
+    made, total = [], len(paths) * len(texts)
+    for number, path in enumerate(paths):
+        stages = [_Stage(bench.spec.ladder.route(*pair)) for pair in pairwise(path)]
+        for done, text in enumerate(texts):
+            _follow(bench, stages, text, settings, between)
+            progress("documents, path by path", number * len(texts) + done + 1, total)
+        made.append(Journey(path=list(path), rows=_rows(stages, settings)))
+    return Drift(
+        table="drift",
+        origin=origin(command, bench.spec, settings.seed),
+        texts=texts_facts(texts, documents_from, settings),
+        islands=[settings.islands.first, settings.islands.last],
+        tokens_between=between,
+        gates=gates,
+        paths=made,
+    )
+
+
+def _follow(bench: Bench, stages: Sequence[_Stage], text: Text, settings: Settings, between: int) -> None:
+    """One document along a path."""
+    ids, known = (*text.known, *text.next), len(text.known)
+    cache = bench.rung(stages[0].route.source).read_afresh(text.known[:-1])
+    for stage in stages:
+        now = Text(text.name, ids[:known], ids[known : known + settings.continuation])
+        source, dest = bench.rung(stage.route.source), bench.rung(stage.route.dest)
+        side = source_side(source, now)
+        own = dest.read_afresh(now.known[:-1])
+        by = yardstick(predict(dest, own, now, side), side)
+        cache = switched(bench, stage.route, cache, now.known, settings)
+        single = switched(bench, stage.route, side.cache, now.known, settings)
+        for scores, found in (
+            (stage.own, own),
+            (stage.nothing, dest.empty_cache(0)),
+            (stage.carried, cache),
+            (stage.single, single),
+        ):
+            scores.append(score(predict(dest, found, now, side), by))
+        cache = cache.fork(spare=between)
+        dest.read(cache, ids[known - 1 : known - 1 + between], known - 1)
+        known += between
+
+
+def switched(
+    bench: Bench, route: Route, cache: PreallocatedCache, known: Sequence[int], settings: Settings
+) -> PreallocatedCache:
+    """A cache taken over a route, as the engine does it; the one it is made from stays as it is."""
+    dest = bench.rung(route.dest)
+    if route.kind == RouteKind.CARRY:
+        return carry(cache.fork(spare=0), dest, known, len(known))
+    source = bench.rung(route.source)
+    return transplant(cache, source.rope, bench.kv_map(route), dest, known, len(known), settings.islands)
+
+
+def _rows(stages: Sequence[_Stage], settings: Settings) -> list[Row]:
+    rows = []
+    for number, stage in enumerate(stages, start=1):
+        where = f"{stage.route.source} -> {stage.route.dest}"
+        for name, scores in (
+            (f"switch {number}, {where}", stage.carried),
+            (f"a single one there, {where}", stage.single),
+        ):
+            of = columns(scores, stage.own, stage.nothing, settings.marks, settings.seed)
+            by_document = [float(one.kl.mean()) for one in scores]
+            rows.append(Row(name=name, kind="mechanism", columns=of, by_document=by_document, cost=None))
+    return rows

@@ -1,0 +1,242 @@
+"""The table of one switch: every cache that could stand at the seam, on the same documents, route by route.
+
+The order of work is document by document, so that nothing of a document stays in memory but its figures; what
+the source says of it is worked out once for all routes that leave it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from molt.core.ladder import Route, RouteKind
+from molt.evals import baseline_maps
+from molt.evals.caches import (
+    HEALED,
+    NOTHING,
+    ONE_LAYER,
+    OWN,
+    ROTATED,
+    Case,
+    Crossing,
+    Diagonal,
+    Moments,
+    Recipe,
+    carries,
+    controls,
+    crossings,
+    diagonal_of,
+    moments,
+    references,
+)
+from molt.evals.gates import GREEDY_TOKENS, check_rung
+from molt.evals.healed import steps_needed
+from molt.evals.result import Cost, Gate, Handoff, LeftOut, RouteTable, Row
+from molt.evals.scoring import (
+    Scores,
+    SourceSide,
+    columns,
+    predict,
+    score,
+    source_side,
+    yardstick,
+)
+from molt.evals.setup import (
+    Bench,
+    Progress,
+    Settings,
+    Text,
+    map_facts,
+    origin,
+    quietly,
+    rungs_of,
+    texts_facts,
+)
+from molt.evals.statistics import summarise
+from molt.kv.cache import PreallocatedCache
+from molt.models.flops import read_flops
+
+GATE_TOKENS = 128
+"""Most tokens of the text that the gates are checked on."""
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """One route, the rows it is judged in, and what has been measured of each so far."""
+
+    route: Route
+    recipes: list[Recipe]
+    left_out: list[LeftOut]
+    scores: dict[str, list[Scores]] = field(default_factory=dict)
+    stalls_ms: dict[str, list[float]] = field(default_factory=dict)
+
+
+Recipes = Callable[[Bench, Route, Settings, Sequence[Text], Progress], tuple[list[Recipe], list[LeftOut]]]
+
+
+def check_gates(
+    bench: Bench, found: Sequence[Route], texts: Sequence[Text], progress: Progress = quietly
+) -> list[Gate]:
+    """The gates of every rung that the routes touch, on the first text."""
+    rungs = rungs_of(bench.spec, found)
+    known = texts[0].known[: GATE_TOKENS + 1]
+    gates: list[Gate] = []
+    for number, rung in enumerate(rungs):
+        progress("gates", number, len(rungs))
+        room = bench.spec.ladder.rung(rung.name).max_positions - GREEDY_TOKENS
+        gates += check_rung(bench.rung(rung.name), rung.name, rung.precision, known[:room])
+    progress("gates", len(rungs), len(rungs))
+    return gates
+
+
+def handoff(
+    bench: Bench,
+    found: Sequence[Route],
+    texts: Sequence[Text],
+    settings: Settings,
+    *,
+    command: str,
+    documents_from: str,
+    gates: list[Gate],
+    progress: Progress = quietly,
+) -> Handoff:
+    """The table of ``molt eval handoff``; ``gates`` have been passed."""
+    return Handoff(
+        table="handoff",
+        origin=origin(command, bench.spec, settings.seed),
+        texts=texts_facts(texts, documents_from, settings),
+        islands=[settings.islands.first, settings.islands.last],
+        gates=gates,
+        routes=route_tables(bench, found, texts, settings, all_recipes, progress),
+    )
+
+
+def route_tables(
+    bench: Bench,
+    found: Sequence[Route],
+    texts: Sequence[Text],
+    settings: Settings,
+    recipes: Recipes,
+    progress: Progress,
+) -> list[RouteTable]:
+    """Judge the rows that ``recipes`` names on every document, for every route."""
+    plans = [Plan(route, *recipes(bench, route, settings, texts, progress)) for route in found]
+    total, done = len(texts) * len(plans), 0
+    for number, text in enumerate(texts):
+        sides: dict[str, SourceSide] = {}
+        owns: dict[str, PreallocatedCache] = {}
+        other = texts[(number + 1) % len(texts)].known[:-1]
+        for plan in plans:
+            source, dest = plan.route.source, plan.route.dest
+            if source not in sides:
+                sides[source] = source_side(bench.rung(source), text)
+            if dest not in owns:
+                owns[dest] = bench.rung(dest).read_afresh(text.known[:-1])
+            case = Case(text, other, sides[source].cache, owns[dest], settings.seed + number)
+            _judge(bench, plan, case, sides[source])
+            done += 1
+            progress("documents, route by route", done, total)
+    return [_table(bench, plan, settings) for plan in plans]
+
+
+def _judge(bench: Bench, plan: Plan, case: Case, side: SourceSide) -> None:
+    judged = judged_against(bench, plan.route)
+    truth = case.own if judged == plan.route.dest else case.source
+    reference = predict(bench.rung(judged), truth, case.text, side)
+    rungs = {"source": bench.rung(plan.route.source), "dest": bench.rung(plan.route.dest)}
+    by = yardstick(reference, side)
+    for recipe in plan.recipes:
+        begin = time.perf_counter()
+        cache = recipe.make(case)
+        stall_ms = 1e3 * (time.perf_counter() - begin)
+        is_reference = cache is truth
+        found = reference if is_reference else recipe.predict(rungs[recipe.whose], cache, case.text, side)
+        plan.scores.setdefault(recipe.name, []).append(score(found, by))
+        plan.stalls_ms.setdefault(recipe.name, []).append(stall_ms)
+
+
+def judged_against(bench: Bench, route: Route) -> str:
+    """The rung whose predictions with its own cache are the truth: the destination; between precisions the better."""
+    return bench.full_precision(route) if route.kind == RouteKind.CARRY else route.dest
+
+
+def _table(bench: Bench, plan: Plan, settings: Settings) -> RouteTable:
+    route, shape = plan.route, bench.spec.rung(plan.route.dest).shape
+    return RouteTable(
+        source=route.source,
+        dest=route.dest,
+        route="carry" if route.kind == RouteKind.CARRY else "project",
+        judged_against=judged_against(bench, route),
+        reread_flops=read_flops(shape, settings.context),
+        map=map_facts(bench, route) if route.kind == RouteKind.PROJECT else None,
+        rows=[_row(plan, recipe, settings) for recipe in plan.recipes],
+        left_out=plan.left_out,
+    )
+
+
+def _row(plan: Plan, recipe: Recipe, settings: Settings) -> Row:
+    scores = plan.scores[recipe.name]
+    cost = None
+    if recipe.flops is not None:
+        stall_ms = summarise(plan.stalls_ms[recipe.name], settings.seed)
+        cost = Cost(stall_ms=stall_ms, flops=recipe.flops, map_bytes=recipe.map_bytes)
+    return Row(
+        name=recipe.name,
+        kind=recipe.kind,
+        columns=columns(scores, plan.scores[OWN], plan.scores[NOTHING], settings.marks, settings.seed),
+        by_document=[float(one.kl.mean()) for one in scores],
+        cost=cost,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the rows of a route
+
+
+def all_recipes(
+    bench: Bench, route: Route, settings: Settings, texts: Sequence[Text], progress: Progress
+) -> tuple[list[Recipe], list[LeftOut]]:
+    """Every row that a handoff table must have, and those that cannot be had here."""
+    dest, shape = bench.rung(route.dest), bench.spec.rung(route.dest).shape
+    basis = [*references(dest, shape, settings.context), *controls(dest, shape, settings.context)]
+    if route.kind == RouteKind.CARRY:
+        return [*basis, *carries(dest, _leave_one_out(bench, route, texts))], []
+    crossing = crossing_of(bench, route, settings)
+    left_out: list[LeftOut] = []
+    if not crossing.heals:
+        steps, going_on = steps_needed(settings.context, settings.islands.first), settings.continuation
+        left_out = [
+            LeftOut(row=HEALED, why=f"it takes {steps} steps, the text goes on for {going_on} tokens")
+        ]
+    try:
+        content = baseline_maps.collect(bench, route, progress=progress)
+        rotated = baseline_maps.collect(bench, route, rotated=True, progress=progress)
+    except baseline_maps.Unfit as why:
+        left_out += [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
+        return [*basis, *crossings(crossing)], left_out
+    rows = content.rows
+    maps = {f"all layers, {rows} rows": content.solve(), f"{ONE_LAYER}, {rows} rows": content.solve(1)}
+    fitted = replace(crossing, maps=maps, rotated=rotated.solve())
+    return [*basis, *crossings(fitted)], left_out
+
+
+def crossing_of(bench: Bench, route: Route, settings: Settings) -> Crossing:
+    """A projecting route with its own map."""
+    shape = bench.spec.rung(route.dest).shape
+    source, dest = bench.rung(route.source), bench.rung(route.dest)
+    kv_map, cells, going_on = bench.kv_map(route), settings.context, settings.continuation
+    return Crossing(source, dest, shape, kv_map, settings.islands, cells, going_on)
+
+
+def _leave_one_out(bench: Bench, route: Route, texts: Sequence[Text]) -> Callable[[Case], Diagonal]:
+    """The diagonal for a case, fitted on all other documents."""
+    source, dest = bench.rung(route.source), bench.rung(route.dest)
+    of_document: dict[str, Moments] = {
+        text.name: moments(source.read_afresh(text.known[:-1]), dest.read_afresh(text.known[:-1]), dest)
+        for text in texts
+    }
+
+    def diagonal(case: Case) -> Diagonal:
+        return diagonal_of([part for name, part in of_document.items() if name != case.text.name])
+
+    return diagonal

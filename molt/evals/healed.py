@@ -1,0 +1,54 @@
+"""A carried cache that heals while the destination goes on: what is predicted on the way, and what it is at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from molt.core.healing import chunk, settled_after
+from molt.evals.scoring import Predictions, SourceSide
+from molt.evals.setup import Text
+from molt.kv import heal
+from molt.kv.cache import PreallocatedCache
+from molt.kv.handoff_quality import filled
+from molt.kv.loaded_rung import Resident, log_probabilities
+
+TOKENS = 32
+"""Re-read in a decode step: the most that the policy molt takes unless told otherwise."""
+
+
+def steps_needed(cells: int, settled: int) -> int:
+    """Decode steps until every cell is exact, those added on the way included."""
+    return -(-(cells - settled) // (TOKENS - 1))
+
+
+def predict_healing(
+    dest: Resident, cache: PreallocatedCache, text: Text, side: SourceSide, settled: int
+) -> Predictions:
+    """``judging.predict``, with a cache that heals: its first ``settled`` cells are exact."""
+    along = (_heal(dest, cache, text.known, then.ids, settled)[0] for then in (side.text, side.greedy))
+    return Predictions(*along)
+
+
+def healed(dest: Resident, cache: PreallocatedCache, text: Text, settled: int) -> PreallocatedCache:
+    """The cells of a cache once all of them are exact; the text must go on for the steps that this needs."""
+    following = text.next[: steps_needed(cache.cells, settled)]
+    _, whole = _heal(dest, cache, text.known, following, settled)
+    return filled(dest, whole.export(0, cache.cells))
+
+
+@torch.inference_mode()
+def _heal(
+    dest: Resident, cache: PreallocatedCache, known: Sequence[int], following: Sequence[int], settled: int
+) -> tuple[Tensor, PreallocatedCache]:
+    """Log-probabilities (n, vocabulary) of ``following`` tokens, fed one by one after ``known`` in steps that heal a
+    fork of ``cache``; and the fork."""
+    fork, text, rows = cache.fork(spare=len(following)), [*known, *following], []
+    for end in range(len(known), len(text)):
+        cells = fork.cells
+        count = chunk(cells, settled, TOKENS)
+        rows.append(heal.step(dest, fork, text[:end], settled, count))
+        settled = settled_after(cells, settled, count)
+    return log_probabilities(torch.stack(rows)), fork

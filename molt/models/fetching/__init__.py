@@ -1,0 +1,1 @@
+"""Bringing weights to this machine: from the hub or from packages, checked, GGUF converted once to safetensors."""

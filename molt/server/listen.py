@@ -1,0 +1,159 @@
+"""Sockets and signals: the server from its first connection to its end.
+
+The first SIGTERM (or Ctrl-C) ends every stream with an error and ``[DONE]``, and the engine after the step under way;
+the second ends the process at once, and the engine's with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+import psutil
+import uvicorn
+from starlette.types import ASGIApp
+
+from molt.errors import InputError
+from molt.server.bridge import Hub
+from molt.server.http_protocol import bounded
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AT_ONCE_S = 0.5
+BACKLOG = 128
+"""Connections that wait to be accepted: so many are accepted in one go, before anybody else has a turn."""
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's, which leaves signals to ``serve``."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+async def serve(
+    hub: Hub, app: ASGIApp, sockets: Sequence[socket.socket], *, started: Callable[[], None] = lambda: None
+) -> bool:
+    """Serve until a signal comes, or the world fails; whether the end was as it should be."""
+    limits = hub.limits
+    config = uvicorn.Config(
+        app,
+        http=bounded(limits),
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_level="error",  # what others send that makes no sense is not written down
+        backlog=BACKLOG,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=round(limits.idle_s),
+        timeout_graceful_shutdown=limits.drain_s,  # type: ignore[arg-type]
+        h11_max_incomplete_event_size=limits.header_bytes,
+    )
+    server = _Server(config)
+    ending = _Ending(hub, server)
+    hub.end_server = ending.gently
+    with ending.at_signals():
+        hub.start()
+        started()
+        await server.serve(sockets=list(sockets))
+        hub.stop()
+        ended = await hub.stopped(ending.left_s())
+    return ended and hub.failure is None
+
+
+class _Ending:
+    """What signals do."""
+
+    def __init__(self, hub: Hub, server: uvicorn.Server) -> None:
+        self._hub, self._server = hub, server
+        self._begun_s: float | None = None
+
+    def signalled(self) -> None:
+        """The first time gently, the second at once."""
+        if self._begun_s is not None:
+            self._at_once()
+        self.gently()
+
+    def gently(self) -> None:
+        """End every answer, and then the server."""
+        if self._begun_s is None:
+            self._begun_s = time.monotonic()
+            self._hub.stop()
+            self._server.should_exit = True
+
+    def left_s(self) -> float:
+        """Seconds until the world must have ended."""
+        since_s = 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
+        return max(0.0, self._hub.limits.stop_s - since_s)
+
+    def _at_once(self) -> None:
+        """Without its engine, the world has nothing left to do but to clear up."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        self._hub.join(AT_ONCE_S)
+        os._exit(1)
+
+    @contextlib.contextmanager
+    def at_signals(self) -> Generator[None, None, None]:
+        """End at a signal, as long as the context lasts (in the main thread: others get no signals)."""
+        loop = asyncio.get_running_loop()
+        try:
+            for number in SIGNALS:
+                loop.add_signal_handler(number, self.signalled)
+        except (RuntimeError, ValueError):
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; ``InputError`` if that cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise InputError(f"--host {host} --port {port}: {error.strerror}") from None
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def listen_at(path: Path) -> socket.socket:
+    """A UNIX socket that only its owner may connect to; a dead one of the same name is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.stat().st_mode):
+            path.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        sock.bind(str(path))
+    except OSError as error:
+        raise InputError(f"--admin-socket: {path}: {error.strerror}") from None
+    finally:
+        os.umask(before)
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def say(line: str) -> None:
+    """One line for whoever started the server."""
+    print(line, file=sys.stderr, flush=True)

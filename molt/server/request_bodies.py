@@ -1,0 +1,257 @@
+"""What may be asked: the bodies of requests, checked.
+
+Rules of this module:
+
+- Nothing is ignored in silence. A field of OpenAI's API that this server has no use for may be given where it says
+  nothing (``null``, ``n`` of 1, a penalty of 0); anything else is refused by name.
+- Messages about a wrong body name its place and what would be right, and never repeat a value.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+)
+
+from molt import units
+from molt.core.events import TenantKind
+from molt.errors import InputError
+from molt.jobs.scenario import Duration
+from molt.jobs.trace import Budget, parse_budget
+
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+STOPS_MAX = 4
+STOP_CHARS_MAX = 256
+MESSAGES_MAX = 1024
+STEPS_MAX = 10_000
+
+
+class BadRequest(Exception):
+    """A body that cannot be used; ``param`` is the place in it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param = message, param
+
+
+class WireModel(BaseModel):
+    """Strict: no unknown fields, no coercion, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=WireModel)
+
+
+def parse(model: type[M], body: bytes) -> M:
+    """A body as a model; ``BadRequest`` names the first place that is wrong."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = _place(first["loc"])
+        message = "no field of this request" if first["type"] == "extra_forbidden" else first["msg"]
+        message = message.removeprefix("Value error, ")
+        raise BadRequest(f"{place}: {message}" if place else message, place) from None
+
+
+def _place(location: tuple[str | int, ...]) -> str | None:
+    """``("messages", 0, "content", "str")`` as ``messages[0].content``: members of unions are no part of it."""
+    place = ""
+    for part in location:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        elif re.fullmatch(r"[a-z_]{1,40}", part) and part not in {"str", "int", "float", "bool"}:
+            place += f".{part}" if place else part
+        elif not place:
+            return None
+    return place or None
+
+
+# --- answers ---
+
+
+class MoltOptions(WireModel):
+    """What OpenAI's API has no field for: who waits for the answer, and whether an end of text ends it."""
+
+    kind: TenantKind = TenantKind.FOREGROUND
+    ignore_eos: bool = False
+
+
+class StreamOptions(WireModel):
+    """Whether the stream's last chunk is the usage."""
+
+    include_usage: bool = False
+
+
+class TextFormat(WireModel):
+    """The one format of an answer."""
+
+    type: Literal["text"]
+
+
+def _no(value: bool) -> bool:
+    if value:
+        raise InputError("only false: this server does not do that")
+    return value
+
+
+Zero = Annotated[float, Field(ge=0, le=0)]
+Nought = Annotated[int, Field(ge=0, le=0)]
+One = Annotated[int, Field(ge=1, le=1)]
+No = Annotated[bool, AfterValidator(_no), WithJsonSchema({"type": "boolean", "enum": [False]})]
+StopText = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
+
+
+class Asked(WireModel):
+    """What chats and texts have in common."""
+
+    model: Annotated[str, Field(max_length=256)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=STOPS_MAX)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    molt: MoltOptions = MoltOptions()
+
+    n: One | None = None
+    presence_penalty: Zero | None = None
+    frequency_penalty: Zero | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether the stream is to end with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def tokens_wanted(self) -> int | None:
+        """The most tokens of the answer, where the request says."""
+        return self.max_tokens
+
+
+class TextPart(WireModel):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(WireModel):
+    """One message of a chat. What an assistant's message has beside its text is accepted where there is none of it."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+    @property
+    def turn(self) -> tuple[str, str]:
+        """Role and text."""
+        text = self.content if isinstance(self.content, str) else "".join(p.text for p in self.content)
+        return "system" if self.role == "developer" else self.role, text
+
+
+class ChatAsked(Asked):
+    """The body of ``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    logprobs: No | None = None
+    top_logprobs: Nought | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    response_format: TextFormat | None = None
+    store: No | None = None
+    metadata: dict[str, str] | None = None
+
+    @property
+    def tokens_wanted(self) -> int | None:
+        """``max_completion_tokens`` is the newer name of ``max_tokens``."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class TextAsked(Asked):
+    """The body of ``POST /v1/completions``; ``prompt`` is a text, or tokens."""
+
+    prompt: Annotated[str, Field(min_length=1)] | Annotated[list[int], Field(min_length=1)]
+
+    logprobs: Nought | None = None
+    best_of: One | None = None
+    echo: No | None = None
+    suffix: None = None
+
+
+# --- administration ---
+
+
+def _budget(value: object) -> Budget:
+    if isinstance(value, str):
+        return parse_budget(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= units.QUANTITY_MAX:
+        return Budget(value)
+    raise InputError(
+        f"a budget is a number of bytes from 1 to {units.QUANTITY_MAX}, or a text such as 40MiB or 150% of tier0"
+    )
+
+
+AnyBudget = Annotated[
+    Budget,
+    PlainValidator(_budget),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": units.QUANTITY_MAX},
+                {"type": "string", "pattern": f"^([1-9][0-9]{{0,9}})({'|'.join(units.SIZE.units)})$"},
+            ],
+            "examples": ["40MiB", 41943040, "150% of tier0", "100% of tier1 + 2MiB"],
+        }
+    ),
+]
+
+
+class BudgetAsked(WireModel):
+    """The body of ``POST /admin/budget``: bytes, or a text such as ``40MiB`` or ``150% of tier0``."""
+
+    budget: AnyBudget
+
+
+class StepAsked(WireModel):
+    """A step of a trace."""
+
+    at: Duration
+    budget: AnyBudget
+
+
+class TraceAsked(WireModel):
+    """The body of ``POST /admin/trace``: steps from ``0s`` on, or the name of a trace that ships with Molt."""
+
+    steps: Annotated[list[StepAsked], Field(min_length=1, max_length=STEPS_MAX)] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")] | None = None
+
+
+class FollowAsked(WireModel):
+    """The body of ``POST /admin/follow``."""
+
+    source: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]

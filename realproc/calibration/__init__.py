@@ -1,0 +1,1 @@
+"""Measuring a profile of this machine: what every step costs, and what a live world adds to it."""

@@ -1,0 +1,288 @@
+"""Measures what every step of a ladder costs on this machine and writes a profile for the simulator.
+
+Medians of repeated runs on the real engine; the affine costs of ``molt.core.costs.StepCost`` are fitted to them by
+least squares with non-negative coefficients. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from tokenizers import Tokenizer
+
+from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost, Stretch
+from molt.core.engine_protocol import Engine, Way
+from molt.core.healing import CHUNKS as healing_chunks
+from molt.core.ladder import Ladder, Route, RouteKind
+from molt.errors import InputError
+from molt.formats import provenance
+from molt.formats.log import plain
+from molt.jobs.profile import slowed
+from molt.live.remote import ChildSpec
+from molt.models.ladder_file import LadderSpec, resolve
+from realproc.calibration.loop_overhead import added_ns, surrounded
+from realproc.supervisor.engine_process import SlowedEngine, made_up
+
+REPEATS = 5
+REPEATS_MIN = 2
+MEASURING_S = 5.0
+DECODES = 20
+CONTEXTS = (0, 128, 512, 1024)
+CHUNKS = (8, 32, 128)
+MEASURED_TOKENS = REPEATS * sum(CHUNKS) + DECODES
+CELLS = (64, 256, 1024)
+HEALING_CELLS = 1024
+ANSWER_TOKENS = 64
+
+Sample = tuple[int, int, float]
+"""Tokens, context, nanoseconds."""
+
+
+def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.0) -> CostModel:
+    """Measure the ladder ``name`` and write its profile to ``out``.
+
+    ``apart``: the engine is a process of its own, as that of servers and of runs with real processes is: every call
+    costs what the pipe to it costs, and every step what a live world does around it. ``slowdown``: measured as slow as
+    scenarios with that slowdown are, whose cores cool down while time goes by, and written down as of this machine.
+
+    Times depend on lengths alone, so they are measured on made-up prompts. The divergences of a route are means over
+    the documents that ship with pico and were held out from everything.
+    """
+    from molt.evals.setup import Bench
+    from molt.models.pico.corpus import shipped_documents
+    from realproc.calibration.divergence import divergences as judged
+
+    begin_ns, console = time.perf_counter_ns(), Console(stderr=True)
+    spec = resolve(name)
+    if out.is_dir() or not out.parent.is_dir():
+        raise InputError(f"{out}: cannot be written: {'is a folder' if out.is_dir() else 'no such folder'}")
+    ladder = spec.ladder
+    carried = [route for route in ladder.routes if route.kind is not RouteKind.REREAD]
+    with measured_engine(spec, apart=apart, slowdown=slowdown) as engine:
+        rungs = {
+            rung.name: replace(_rung(engine, ladder, rung.name), healing=_healing(engine, ladder, rung.name))
+            for rung in track(ladder.rungs, "rungs", console=console)
+        }
+        disk = _disk(engine, ladder)
+        switches = [_switch(engine, ladder, route) for route in track(carried, "switches", console=console)]
+    if apart:
+        rungs = {
+            rung.name: surrounded(
+                rungs[rung.name], added_ns(spec, rung, rungs[rung.name], slowdown), HEALING_CELLS
+            )
+            for rung in track(ladder.rungs, "worlds", console=console)
+        }
+    tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+    texts = [tokenizer.encode(text).ids for _, text in shipped_documents()]
+    bench = Bench(spec)
+    divergences = [tuple(judged(bench, route, texts)) for route in track(carried, "quality", console=console)]
+    routes = {
+        f"{route.source}->{route.dest}": RouteCosts(switch, quality)
+        for route, switch, quality in zip(carried, switches, divergences, strict=True)
+    }
+    costs = CostModel(
+        machine=str(provenance.machine()["processor"]),
+        ladder=ladder.name,
+        process_start_ns=_process_start_ns(),
+        disk=disk,
+        rungs=rungs,
+        routes=routes,
+    )
+    if slowdown != 1.0:
+        costs = slowed(costs, 1 / slowdown)
+    document = {
+        **plain(costs),
+        "measured": {"machine": provenance.machine(), "versions": provenance.versions()},
+    }
+    out.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"{out}: written in {(time.perf_counter_ns() - begin_ns) / 1e9:.0f} s", file=sys.stderr)
+    return costs
+
+
+@contextmanager
+def measured_engine(spec: LadderSpec, *, apart: bool, slowdown: float = 1.0) -> Iterator[Engine]:
+    """The engine that is measured; ``apart`` and ``slowdown`` as in ``calibrate``."""
+    if apart:
+        remote = SlowedEngine(ChildSpec(str(spec.path)), slowdown)
+        remote.start()
+        try:
+            yield remote
+        finally:
+            remote.kill()
+    else:
+        from molt.engine.real import RealEngine  # torch
+
+        yield RealEngine(spec, measure_handoff=False)
+
+
+def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
+    load_ns, release_ns = _load_and_release(engine, rung)
+    engine.load(rung)
+    reads: list[Sample] = []
+    decodes: list[Sample] = []
+    for context in (c for c in CONTEXTS if c + MEASURED_TOKENS < ladder.rung(rung).max_positions):
+        read, decode = _reads_and_decodes(engine, rung, context)
+        reads += read
+        decodes.append(decode)
+    engine.release(rung)
+    return RungCosts(load_ns, release_ns, fit_step(reads), _decode_cost(decodes))
+
+
+def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
+    loads, releases = [], []
+    for _ in range(REPEATS):
+        loads.append(_elapsed_ns(lambda: engine.load(rung)))
+        releases.append(_elapsed_ns(lambda: engine.release(rung)))
+    return round(statistics.median(loads)), round(statistics.median(releases))
+
+
+def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[Stretch, ...]:
+    """What re-reading tokens does to a decode step of a rung that projected caches come to."""
+    ends = [route for route in ladder.routes if route.dest == rung and route.kind is RouteKind.PROJECT]
+    if not ends:
+        return ()
+    source = ends[0].source
+    engine.load(source)
+    engine.load(rung)
+    with _generation(engine, source, HEALING_CELLS + 1) as tenant:
+        engine.read(tenant, HEALING_CELLS, CHUNKS[-1])
+        engine.switch(tenant, Way(rung, RouteKind.PROJECT, HEALING_CELLS + ANSWER_TOKENS))
+        engine.release(source)
+        bare_ns = _median_ns(2 * REPEATS * [lambda: engine.decode(tenant, 1)])
+        healing = tuple(
+            Stretch(tokens, _median_ns(REPEATS * [lambda n=tokens: engine.decode(tenant, 1, n)]) / bare_ns)  # type: ignore[misc]
+            for tokens in sorted(healing_chunks)
+        )
+    engine.release(rung)
+    return healing
+
+
+def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:
+    """Nanoseconds a byte of the longest cache that is measured, on the smallest rung."""
+    rung, writes, reads = ladder.bottom, [], []
+    engine.load(rung.name)
+    with _generation(engine, rung.name, CELLS[-1] + 1) as tenant:
+        engine.read(tenant, CELLS[-1], CHUNKS[-1])
+        engine.park(tenant)
+        size = engine.cache_bytes(tenant)
+        for _ in range(REPEATS):
+            writes.append(_elapsed_ns(lambda: engine.spill(tenant)))
+            engine.grow(tenant, CELLS[-1])
+            reads.append(_elapsed_ns(lambda: engine.restore(tenant)))
+    engine.release(rung.name)
+    return DiskCosts(statistics.median(writes) / size, statistics.median(reads) / size)
+
+
+def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sample], Sample]:
+    """Medians of reading chunks of every size, one after the other on top of ``context`` cells, then of decoding.
+
+    The context grows meanwhile: each median stands at the middle of its own stretch.
+    """
+    to_read, done = context + REPEATS * sum(CHUNKS), 0
+    with _generation(engine, rung, to_read + 1) as tenant:
+
+        def read(tokens: int, chunk: int) -> None:
+            nonlocal done
+            engine.read(tenant, tokens, chunk)
+            done += tokens
+
+        if context:
+            read(context, CHUNKS[-1])
+        reads: list[Sample] = []
+        for chunk in CHUNKS:
+            before = done
+            median_ns = _median_ns(REPEATS * [lambda size=chunk: read(size, size)])  # type: ignore[misc]
+            reads.append((chunk, (before + done - chunk) // 2, median_ns))
+        if done < to_read:  # where reading takes long, less of it was done
+            read(to_read - done, CHUNKS[-1])
+        decode_ns = _median_ns(DECODES * [lambda: engine.decode(tenant, 1)])
+    return reads, (1, done + DECODES // 2, decode_ns)
+
+
+@contextmanager
+def _generation(engine: Engine, rung: str, prompt_tokens: int) -> Iterator[str]:
+    """A generation for the time of a ``with`` block; gives its tenant's name."""
+    request = made_up(prompt_tokens, ANSWER_TOKENS)
+    engine.admit("calibration", request, rung, prompt_tokens + ANSWER_TOKENS - 1)
+    try:
+        yield "calibration"
+    finally:
+        engine.finish("calibration")
+
+
+def _switch(engine: Engine, ladder: Ladder, route: Route) -> StepCost:
+    engine.load(route.source)
+    engine.load(route.dest)
+    lengths = [cells for cells in CELLS if cells + 128 <= ladder.rung(route.dest).max_positions]
+    samples = [(cells, 0, _median_ns(_switching(engine, route, cells))) for cells in lengths]
+    engine.release(route.source)
+    engine.release(route.dest)
+    return fit_step(samples)
+
+
+def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
+    for _ in range(REPEATS):
+        with _generation(engine, route.source, cells + 1) as tenant:
+            engine.read(tenant, cells, 128)
+            yield lambda: engine.switch(tenant, Way(route.dest, route.kind, cells + ANSWER_TOKENS))
+
+
+def _median_ns(works: Iterable[Callable[[], object]]) -> float:
+    """Median of the works' times; of works that take long, together with their preparation, the first two do."""
+    begin, times = time.monotonic(), []
+    for work in works:
+        times.append(_elapsed_ns(work))
+        if len(times) >= REPEATS_MIN and time.monotonic() - begin > MEASURING_S:
+            break
+    return statistics.median(times)
+
+
+def _elapsed_ns(work: Callable[[], object]) -> int:
+    begin_ns = time.perf_counter_ns()
+    work()
+    return time.perf_counter_ns() - begin_ns
+
+
+def fit_step(samples: Iterable[Sample]) -> StepCost:
+    """The ``StepCost`` nearest to the samples in relative error, coefficients not negative."""
+    tokens, context, elapsed = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    columns = np.stack([np.ones_like(tokens), tokens, tokens * context], axis=1)
+    fixed, token, pair = _non_negative(columns / elapsed[:, None], np.ones_like(elapsed))
+    return StepCost(fixed, token, pair)
+
+
+def _decode_cost(samples: Iterable[Sample]) -> StepCost:
+    cost = fit_step(samples)  # one token each: the constant and the per-token column are the same
+    return StepCost(0.0, cost.fixed_ns + cost.token_ns, cost.pair_ns)
+
+
+def _non_negative(columns: np.ndarray, target: np.ndarray) -> list[float]:
+    """Least squares with non-negative coefficients: drop the most negative column until none is left."""
+    active = [i for i in range(columns.shape[1]) if columns[:, i].any()]
+    while True:
+        solution = np.linalg.lstsq(columns[:, active], target, rcond=None)[0]
+        if (solution >= 0).all():
+            break
+        del active[int(solution.argmin())]
+    result = [0.0] * columns.shape[1]
+    for index, value in zip(active, solution, strict=True):
+        result[index] = float(value)
+    return result
+
+
+def _process_start_ns() -> int:
+    """Start of a fresh interpreter with everything an engine imports."""
+    import subprocess
+
+    program = [sys.executable, "-c", "import molt.engine.real"]
+    return _elapsed_ns(lambda: subprocess.run(program, check=True))  # noqa: S603

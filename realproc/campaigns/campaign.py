@@ -1,0 +1,282 @@
+"""Many paired runs: one process that holds its model, and one that changes it, under the same pressure by turns.
+
+``molt real campaign --pairs 1000 --out FILE.jsonl``. Each line of the file is one pair, written when it is complete; a
+campaign that was interrupted goes on where it stood when it is called again with the same file. ``reports/campaign.py``
+says what came of it.
+
+Rules of this module:
+
+- The pressure on a pair follows from its number alone: how fast others take memory, in which pages, and when.
+- Both processes are pressed in the same manner, one after the other. Every few pairs a third process of the changing
+  kind is pressed too, which is told by a signal that comes late: a control that must be killed sometimes.
+- A pair counts only if the pressure was deadly: the holding process must be killed by the kernel. Otherwise the pair is
+  void, and says why. That the other was killed never makes a pair void.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from molt.errors import InputError
+from molt.formats import provenance
+from molt.formats.log import plain
+from molt.jobs import job
+from molt.jobs.job import Job
+from molt.live.remote import ChildSpec
+from molt.program import option
+from molt.units import parse_duration, parse_size, show_size
+from realproc.campaigns.fork_server import Nursery, NurseryEngine
+from realproc.campaigns.trial import Arm, Pressing, Trial, VoidError
+from realproc.kernel.pressure import SECOND_NS, Manner
+from realproc.kernel.touched_pages import MIB
+from realproc.supervisor.engine_process import WarmEngine
+from realproc.supervisor.real_run import SIGNAL, Setting, breach_in_a_line, contenders, most_bytes, writing
+
+SCENARIO = Path(str(files("scenarios"))) / "real" / "campaign.yaml"
+RATES = (50 * MIB, 200 * MIB, 500 * MIB, None)
+PAGES = (False, True)
+LATE_SIGNALS = ("psi", "vmpressure-critical", "vmpressure-low")
+CONTROL_EVERY = 9
+FIRST_TOKENS, TOKENS_STEP, TOKENS_SPAN = 4, 7, 23
+"""Pressure begins after 4 to 26 tokens, in an order that visits all."""
+LEFT = "14MiB"
+ROOM = "150ms"
+"""How long others can take memory until what the process needs is touched: more than most reactions of pico take."""
+FLAT_OUT_BYTES_PER_S = {False: 2560 * MIB, True: 10240 * MIB}
+"""How fast "flat out" is at most, in small pages and in huge ones."""
+
+RENEWED_AFTER = 200
+"""Pairs after which all processes are new: one that lives on comes to hold a MiB more at rest than when it was limited,
+and this is about them as they were then."""
+MARGIN_BYTES, MARGIN_SHARE = 8 * MIB, 100
+"""What is kept free below the limit: so much, or a hundredth of what the process needs where that is more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What the pressings of a campaign have in common.
+
+    A process has room for what it needs, and for what others take in ``room_ns``; they leave it ``left_bytes`` in the
+    end. They take it in ``manners`` by turns.
+    """
+
+    needed_bytes: int
+    room_ns: int
+    left_bytes: int
+    manners: tuple[Manner, ...]
+
+    def room_bytes(self, manner: Manner) -> int:
+        """What the process has when it is asked."""
+        rate = manner.rate_bytes_per_s or FLAT_OUT_BYTES_PER_S[manner.huge]
+        return self.needed_bytes + rate * self.room_ns // SECOND_NS
+
+
+def measure_of(run: Job, room_ns: int, left_bytes: int) -> Measure:
+    """Every rate in both kinds of pages, as far as a scenario has room for it; ``InputError`` if it has for none."""
+    manners = tuple(Manner(rate, huge) for huge in PAGES for rate in RATES)
+    measure = Measure(need_bytes(run), room_ns, left_bytes, manners)
+    fitting = tuple(manner for manner in manners if measure.room_bytes(manner) <= most_bytes(run))
+    if not fitting:
+        least = show_size(min(map(measure.room_bytes, manners)))
+        raise InputError(f"{run.scenario.name}: trace: the largest budget must be {least}, to press anybody")
+    return replace(measure, manners=fitting)
+
+
+def need_bytes(run: Job) -> int:
+    """What a process needs to answer on its largest rung."""
+    largest, request = run.spec.ladder.rungs[0], run.scenario.tenants[0].request
+    return largest.resident_bytes + largest.kv_bytes(len(request.prompt_ids) + request.max_tokens)
+
+
+def pressing_of(pair: int, measure: Measure) -> Pressing:
+    """What is done to both processes of a pair; as many in a row as there are manners have each of them."""
+    manner = measure.manners[pair % len(measure.manners)]
+    tokens = FIRST_TOKENS + pair * TOKENS_STEP % TOKENS_SPAN
+    return Pressing(manner, tokens, measure.room_bytes(manner), measure.left_bytes)
+
+
+def control_of(pair: int) -> str | None:
+    """The late signal of the control that is pressed with a pair, if any; it goes round by rates and pages as well."""
+    number, rest = divmod(pair, CONTROL_EVERY)
+    return None if rest else LATE_SIGNALS[number % len(LATE_SIGNALS)]
+
+
+def verdict(hold: Trial) -> str | None:
+    """Why a pair is void, if it is: the process that holds was not killed."""
+    if hold.kills == 0:
+        return "the holding process was not killed"
+    if hold.victim is None:
+        return "the kernel killed somebody else than the holding process"
+    return None
+
+
+def done_before(file: Path) -> set[int]:
+    """Numbers of the pairs that a file has. A last line that was torn is cut off; ``InputError`` for any other."""
+    if not file.exists():
+        return set()
+    whole, _, torn = file.read_text(encoding="utf-8").rpartition("\n")
+    if torn:
+        file.write_text(whole + "\n" if whole else "", encoding="utf-8")
+    try:
+        return {pair["pair"] for line in whole.splitlines() if "pair" in (pair := json.loads(line))}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{file}: not the file of a campaign: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Arms:
+    """The processes of a campaign by what they are called in its file."""
+
+    hold: Arm
+    molt: Arm
+    controls: Mapping[str, Arm]
+
+
+def pairs(arms: Arms, numbers: Iterator[int], measure: Measure) -> Iterator[dict[str, Any]]:
+    """Perform pairs; each as it stands in the file."""
+    for pair in numbers:
+        pressing, control = pressing_of(pair, measure), control_of(pair)
+        row: dict[str, Any] = {
+            "pair": pair,
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            **plain(pressing.manner),
+            "tokens": pressing.tokens,
+            "room_bytes": pressing.room_bytes,
+            "left_bytes": pressing.left_bytes,
+        }
+        try:
+            hold = arms.hold.try_once(pressing)
+            row |= {"hold": plain(hold), "void": verdict(hold)}
+            row["molt"] = plain(arms.molt.try_once(pressing))
+        except VoidError as reason:
+            row["void"] = str(reason)
+        if control is not None and control in arms.controls:
+            row["control"] = {"signal": control, **_control(arms.controls[control], pressing)}
+        yield row
+
+
+def _control(arm: Arm, pressing: Pressing) -> dict[str, Any]:
+    try:
+        return plain(arm.try_once(pressing))  # type: ignore[no-any-return]
+    except VoidError as reason:
+        return {"void": str(reason)}
+
+
+# --- the command ---
+
+
+def command(
+    count: Annotated[int, typer.Option("--pairs", help="How many pairs the file is to have.")] = 1000,
+    out: Annotated[Path, typer.Option(help="File of the campaign; goes on if it is there.")] = Path(
+        "runs/campaign.jsonl"
+    ),
+    within: Annotated[
+        str | None, typer.Option("--for", help="Begin no pair after so long, such as 45min.")
+    ] = None,
+    left: Annotated[str, typer.Option(help="What others leave to the process.")] = LEFT,
+    room: Annotated[
+        str, typer.Option(help="How long others can take memory until they touch what the process needs.")
+    ] = ROOM,
+    scenario: Annotated[Path, typer.Option(help="Whom it asks, and how much memory there is.")] = SCENARIO,
+    signal: Annotated[str, typer.Option(help="What tells the changing process.")] = SIGNAL,
+    no_controls: Annotated[bool, typer.Option("--no-controls", help="Without late signals.")] = False,
+) -> None:
+    """Press a process that holds its model and one that changes it, pair by pair, and write down who was killed."""
+    left_bytes = option("--left", left, parse_size)
+    until_s = float("inf")
+    if within is not None:
+        until_s = time.monotonic() + option("--for", within, parse_duration) / 1e9
+    run = job.prepare(scenario)
+    measure = measure_of(run, option("--room", room, parse_duration), left_bytes)
+    done = done_before(out)
+    numbers = [pair for pair in range(count) if pair not in done]
+    with breach_in_a_line(), writing(out), ExitStack() as stack:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(out.open("a", encoding="utf-8", buffering=1))
+            progress = stack.enter_context(out.with_suffix(".log").open("a", encoding="utf-8", buffering=1))
+        except OSError as error:
+            raise InputError(f"{out}: {error.strerror}") from None
+        file.write(json.dumps(_session(run, signal, measure)) + "\n")
+        wanted = itertools.takewhile(lambda pair: time.monotonic() < until_s, numbers)
+        for pair in wanted:
+            some = itertools.chain([pair], itertools.islice(wanted, RENEWED_AFTER - 1))
+            with _arms(run, signal, not no_controls, out) as arms:
+                for row in pairs(arms, some, measure):
+                    file.write(json.dumps(row, sort_keys=True) + "\n")
+                    _tell(progress, row, count)
+
+
+@contextmanager
+def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arms]:
+    """The processes of a campaign, each in a group of its own."""
+    by_name = {contender.name: contender for contender in contenders(run, mapped=False)}
+    for name in ("hold", "molt"):
+        if name not in by_name:
+            raise InputError(f"{run.scenario.name}: policies: a campaign needs {name}")
+    ladder = run.spec.ladder
+    setting = Setting(
+        signal=signal,
+        margin_bytes=max(MARGIN_BYTES, need_bytes(run) // MARGIN_SHARE),
+        threads=1,  # two would wait for each other where others compute too
+    )
+    with ExitStack() as stack:
+        nursery = Nursery(ChildSpec(ladder.name, threads=setting.threads).environment())
+        stack.callback(nursery.close)
+
+        def arm(
+            name: str, called: str, setting: Setting, engine_of: Callable[[ChildSpec], WarmEngine]
+        ) -> Arm:
+            raw = out.with_name(f"{out.stem}-{called}.events.jsonl")
+            return stack.enter_context(Arm(run, by_name[name], setting, engine_of, raw))
+
+        held = replace(ladder, rungs=ladder.rungs[:1], routes=())  # more is never used
+
+        def forked(spec: ChildSpec) -> WarmEngine:
+            return NurseryEngine(spec, held, nursery)
+
+        def lasting(spec: ChildSpec) -> WarmEngine:
+            return WarmEngine(spec, ladder)
+
+        late = LATE_SIGNALS if with_controls else ()
+        yield Arms(
+            hold=arm("hold", "hold", setting, forked),
+            molt=arm("molt", "molt", setting, lasting),
+            controls={
+                signal: arm("molt", signal, replace(setting, signal=signal), lasting) for signal in late
+            },
+        )
+
+
+def _session(run: Job, signal: str, measure: Measure) -> dict[str, Any]:
+    """What was run, and where."""
+    return {
+        "session": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scenario": run.scenario.name,
+        "ladder": run.spec.ladder.name,
+        "signal": signal,
+        "left_bytes": measure.left_bytes,
+        "room_ns": measure.room_ns,
+        "policies": [plain(spec) for spec, _ in run.policies],
+        "machine": provenance.machine(),
+        "versions": provenance.versions(),
+        "commit": provenance.commit(),
+    }
+
+
+def _tell(progress: TextIO, row: Mapping[str, Any], count: int) -> None:
+    """A line for whoever looks how far it is."""
+    killed = {name: row[name].get("kills") for name in ("hold", "molt", "control") if name in row}
+    void = f" void: {row['void']}" if row.get("void") else ""
+    progress.write(f"{row['at']} pair {row['pair'] + 1} of {count}: kills {killed}{void}\n")

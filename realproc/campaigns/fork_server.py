@@ -1,0 +1,220 @@
+"""A nursery: a process that has everything imported that an engine needs, and forks engines that are up in no time.
+
+A campaign kills an engine for every pair, and starting Python and torch anew each time would be most of its work. The
+nursery is outside of the control group. A child of it enters the group before anything else, so that whatever it
+allocates is counted there: its weights, caches and scratch, and every inherited page that it writes to.
+
+Rules of this module:
+
+- It is for engines that are killed soon. One that lives on is charged for what it inherited and writes to late, page by
+  page, and its part of the group grows with no book having it.
+- Nothing is ever computed in the nursery, so that no thread of a tensor library is there to be lost in a fork.
+- It ends when its supervisor has gone; its children are tied to it as any engine is to its parent.
+- One JSON object a message over a socket: orders with the pipes of a child, births and deaths back.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import typer
+
+from molt.core.engine_protocol import EngineDied
+from molt.core.ladder import Ladder
+from molt.errors import InputError
+from molt.live import parent_death
+from molt.live.remote import ChildSpec
+from molt.paths import IMPORT_ROOT
+from realproc.supervisor.engine_process import WarmEngine
+
+MESSAGE_BYTES = 1 << 16
+LOOK_S = 0.02
+START_S = 120.0
+
+
+class Foundling:
+    """An engine process that the nursery forked; what ``subprocess.Popen`` is to a child of one's own."""
+
+    def __init__(self, nursery: Nursery, pid: int, stdin: io.FileIO, stdout: io.FileIO) -> None:
+        self._nursery, self.pid, self.stdin, self.stdout = nursery, pid, stdin, stdout
+
+    @property
+    def returncode(self) -> int | None:
+        """As ``subprocess`` has it: negative for a signal; ``None`` while it lives."""
+        return self._nursery.status_of(self.pid)
+
+    def poll(self) -> int | None:
+        """Look whether it has ended."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; ``subprocess.TimeoutExpired``."""
+        until_s = None if timeout is None else time.monotonic() + timeout
+        while (status := self.returncode) is None:
+            if until_s is not None and time.monotonic() > until_s:
+                raise subprocess.TimeoutExpired("an engine", timeout or 0.0)
+            time.sleep(LOOK_S / 10)
+        return status
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class Nursery:
+    """A nursery, seen from the supervisor. Close it at the end."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Start it; ``InputError`` if it does not come up."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        self._statuses: dict[int, int] = {}
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "realproc.campaigns.fork_server", str(os.getpid()), str(theirs.fileno())],
+            cwd=IMPORT_ROOT,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+        )
+        theirs.close()
+        self._socket.settimeout(START_S)
+        try:
+            is_up = "ready" in json.loads(self._socket.recv(MESSAGE_BYTES) or b"{}")
+        except (TimeoutError, OSError):
+            is_up = False
+        if not is_up:
+            self.close()
+            raise InputError("the process that engines are forked from did not come up")
+
+    def bring_up(self, arguments: list[str]) -> Foundling:
+        """Fork an engine with the arguments of its command line. ``EngineDied`` if there is no nursery any more."""
+        child_in, ours_in = os.pipe()
+        ours_out, child_out = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(
+                    self._socket, [json.dumps({"arguments": arguments}).encode()], [child_in, child_out]
+                )
+                while "born" not in (said := self._hear(START_S)):
+                    if not said:
+                        raise EngineDied("it was not born", 1)
+        except OSError as error:
+            raise EngineDied(f"the nursery has gone: {error}", 1) from None
+        finally:
+            os.close(child_in)
+            os.close(child_out)
+        return Foundling(self, said["born"], io.FileIO(ours_in, "wb"), io.FileIO(ours_out, "rb"))
+
+    def status_of(self, pid: int) -> int | None:
+        """How a child has ended, if it has."""
+        with self._lock, suppress(OSError, ValueError):  # closed
+            while self._hear(0.0):
+                pass
+        if pid not in self._statuses and self._process.poll() is not None:
+            return -signal.SIGKILL  # all of them go with it
+        return self._statuses.get(pid)
+
+    def close(self) -> None:
+        """End it, and with it whatever it has forked."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _hear(self, within_s: float) -> dict[str, Any]:
+        """The next message; an empty one if there is none in time."""
+        if not select.select([self._socket], [], [], within_s)[0]:
+            return {}
+        said: dict[str, Any] = json.loads(self._socket.recv(MESSAGE_BYTES) or b"{}")
+        if "dead" in said:
+            self._statuses[said["dead"]] = os.waitstatus_to_exitcode(said["status"])
+        return said
+
+
+class NurseryEngine(WarmEngine):
+    """An engine whose process comes from a nursery."""
+
+    def __init__(self, spec: ChildSpec, ladder: Ladder, nursery: Nursery) -> None:
+        super().__init__(spec, ladder)
+        self._nursery = nursery
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return self._nursery.bring_up(self._spec.arguments()[3:])  # type: ignore[return-value]  # no python -m
+
+
+# --- in the nursery ---
+
+
+def main(supervisor_pid: int, descriptor: int) -> None:
+    """Fork engines until the supervisor has gone."""
+    parent_death.tie_to_parent(supervisor_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = socket.socket(fileno=descriptor)
+    import molt.engine.real  # torch  # noqa: F401
+    from molt.live import child
+
+    line.send(json.dumps({"ready": os.getpid()}).encode())
+    while True:
+        if select.select([line], [], [], LOOK_S)[0]:
+            message, descriptors, *_ = socket.recv_fds(line, MESSAGE_BYTES, 2)
+            if not message:
+                return
+            pid = os.fork()
+            if pid == 0:
+                line.close()
+                _be_engine(child.main, json.loads(message)["arguments"], *descriptors)
+            for one in descriptors:
+                os.close(one)
+            line.send(json.dumps({"born": pid}).encode())
+        _tell_of_the_dead(line)
+
+
+def _tell_of_the_dead(line: socket.socket) -> None:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            line.send(json.dumps({"dead": ended[0], "status": ended[1]}).encode())
+
+
+def _be_engine(serve: Any, arguments: list[str], incoming: int, outgoing: int) -> NoReturn:
+    """What a forked child does instead of going on here."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.dup2(incoming, 0)
+        os.dup2(outgoing, 1)
+        for one in (incoming, outgoing):
+            os.close(one)
+        arguments[arguments.index("--parent") + 1] = str(os.getppid())
+        program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        program.command()(serve)
+        program(prog_name="molt.live.child", args=arguments)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

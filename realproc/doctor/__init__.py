@@ -1,0 +1,1 @@
+"""What this machine offers, and what would make results wrong on it: ``molt doctor``."""

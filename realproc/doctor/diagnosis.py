@@ -1,0 +1,78 @@
+"""Everything the doctor looks at, and the form in which it says what it found."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from enum import StrEnum
+
+from molt.paths import cache_folder
+from realproc.doctor.ladder_needs import LadderNeed, ladder_needs
+from realproc.doctor.torch_facts import TorchFacts, read_torch
+from realproc.kernel.control_groups import LimitTrial, try_limit
+from realproc.kernel.machine import Machine, read_machine
+
+
+class Severity(StrEnum):
+    """Fine; good to know when reading results; or enough to make them wrong."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. ``why`` and ``remedy`` are empty where all is well."""
+
+    severity: Severity
+    about: str
+    found: str
+    why: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The folder that downloaded models go to, and the free bytes of its disk."""
+
+    folder: str
+    free_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything that is looked at, once."""
+
+    machine: Machine
+    limits: LimitTrial
+    torch: TorchFacts | None
+    ladders: tuple[LadderNeed, ...]
+    cache: Cache
+
+    @property
+    def cores(self) -> int | None:
+        """Cores this process may use."""
+        return self.machine.processor.cores_allowed or self.machine.processor.cores
+
+    @property
+    def free_bytes(self) -> int | None:
+        """Memory that can still be had before anything is killed: of the machine, or of the own control group."""
+        both = (self.machine.memory.available_bytes, self.machine.groups.room_bytes)
+        return min((size for size in both if size is not None), default=None)
+
+
+def diagnose() -> Diagnosis:
+    """Look at the real machine. The load is read first, before looking adds to it."""
+    machine = read_machine()
+    return Diagnosis(machine, try_limit(machine.groups), read_torch(), ladder_needs(), read_cache())
+
+
+def read_cache() -> Cache:
+    """Where fetched and converted weights are kept; the folder need not exist yet."""
+    folder = cache_folder()
+    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    try:
+        return Cache(str(folder), shutil.disk_usage(existing).free)
+    except OSError:
+        return Cache(str(folder), None)

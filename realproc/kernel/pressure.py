@@ -1,0 +1,275 @@
+"""Pressure: child processes that hold memory as a trace says, so that somebody else has less of it.
+
+Rules of this module:
+
+- An allocator holds resident memory to the MiB (``resident.py``), gives it back as soon as it holds too much, and
+  takes more at its rate or flat out. It takes no longer than one block to notice anything.
+- A trace is followed in the child, by the system's monotonic clock, which processes share: a busy parent delays
+  nothing.
+- The child enters its control group before it takes anything, so that its Python is not counted and its blocks are.
+- It dies with its parent, whichever way that ends: by the kernel on Linux, by the end of the pipe and a look at the
+  parent's id everywhere. Ctrl-C in a terminal is for the parent.
+- The child never waits for the parent: a report that does not fit into the pipe is made again later.
+
+Start allocators from the main thread of a program that may be imported (``if __name__ == "__main__"``): they are
+spawned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import struct
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import multiprocess
+
+from molt.errors import InputError
+from molt.live import parent_death
+from molt.units import format_duration, show_size
+from realproc.kernel import limited_group
+from realproc.kernel.touched_pages import MIB, Blocks
+
+Targets = tuple[tuple[int, int], ...]
+"""Pairs of time (ns, strictly rising) and bytes to hold from then on; nothing before the first."""
+
+SECOND_NS = 1_000_000_000
+START_NS = 60 * SECOND_NS
+LOOK_NS = 50_000_000
+"""How long a child with nothing to do waits before it looks for its parent and reports again."""
+
+_REPORT = struct.Struct("=qqq")  # smaller than what a pipe takes whole
+_NOT_READY = -1
+_CANNOT_ENTER = 2  # exit status
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How memory is taken: at a rate (``None``: flat out), in huge pages or small ones."""
+
+    rate_bytes_per_s: int | None = None
+    huge: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSpec:
+    """An allocator: how it takes memory as long as it is not told otherwise, and where.
+
+    ``rate_bytes_per_s`` limits growth (``None``: flat out). ``group`` is the folder of a control group to enter.
+    ``oom_score`` above 0 makes it a better victim: 0 to 1000.
+    """
+
+    rate_bytes_per_s: int | None = None
+    huge: bool = False
+    group: Path | None = None
+    oom_score: int = 0
+
+    @property
+    def manner(self) -> Manner:
+        """How it takes memory."""
+        return Manner(self.rate_bytes_per_s, self.huge)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What an allocator held, at a time of the monotonic clock, and what it was on its way to."""
+
+    at_ns: int
+    resident_bytes: int
+    target_bytes: int
+
+    @property
+    def settled(self) -> bool:
+        """Whether it holds what it should."""
+        return self.resident_bytes == self.target_bytes
+
+
+def occupied(budgets: Sequence[tuple[int, int]], limit_bytes: int) -> Targets:
+    """What has to be taken of a limit so that a budget is left: ``limit - budget(t)``, in whole MiB.
+
+    Rounded up: nobody is left more than the budget. ``InputError`` if a budget is more than the limit.
+    """
+    for at_ns, budget_bytes in budgets:
+        if budget_bytes > limit_bytes:
+            raise InputError(
+                f"budget at {format_duration(at_ns)}: {show_size(budget_bytes)} is more than the limit of the "
+                f"run, {show_size(limit_bytes)}"
+            )
+    return tuple((at_ns, -(-(limit_bytes - budget) // MIB) * MIB) for at_ns, budget in budgets)
+
+
+class Allocator:
+    """An allocator child, seen from its parent. Use it as a context manager, or ``stop`` it."""
+
+    def __init__(self, spec: AllocatorSpec) -> None:
+        """Start the child; it holds nothing. ``InputError`` if it cannot enter its group."""
+        assert threading.current_thread() is threading.main_thread(), "children die with the thread"
+        self._group, self._manner = spec.group, spec.manner
+        context = multiprocess.get_context("spawn")
+        orders, self._orders = context.Pipe(duplex=False)
+        self._reports, reports = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=allocate, args=(spec, os.getpid(), orders, reports), daemon=True, name="molt-allocator"
+        )
+        self._process.start()
+        orders.close()
+        reports.close()
+        os.set_blocking(self._reports.fileno(), False)
+        self._last = Holding(0, _NOT_READY, 0)
+        if self._wait(lambda holding: holding.resident_bytes != _NOT_READY, START_NS) is None:
+            why = self._why_not()
+            self.stop()
+            raise InputError(f"an allocator did not start: {why}; {limited_group.HINT}")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        pid = self._process.pid
+        assert isinstance(pid, int)
+        return pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there; the kernel may have killed it."""
+        return bool(self._process.is_alive())
+
+    def hold(self, target_bytes: int, manner: Manner | None = None) -> None:
+        """Hold this much from now on, rounded down to a MiB."""
+        self.follow(((0, target_bytes),), time.monotonic_ns(), manner)
+
+    def follow(self, targets: Targets, start_ns: int, manner: Manner | None = None) -> None:
+        """Follow a trace whose time 0 is ``start_ns`` of ``time.monotonic_ns``, in place of what was asked before.
+
+        What it takes for that it takes in this manner, or in its own.
+        """
+        with contextlib.suppress(BrokenPipeError):  # killed: ``alive`` tells
+            self._orders.send((targets, start_ns, manner or self._manner))
+
+    def holding(self) -> Holding:
+        """The newest report: at most 50 ms old, unless the pipe had filled up; then the next call has a newer one."""
+        for _ in self.reports():
+            pass
+        return self._last
+
+    def reports(self) -> Iterator[Holding]:
+        """Every report since the last call: one a block, and one every 50 ms; none that found the pipe full."""
+        with contextlib.suppress(BlockingIOError):
+            while raw := os.read(self._reports.fileno(), _REPORT.size):
+                self._last = Holding(*_REPORT.unpack(raw))
+                yield self._last
+
+    def wait_until_held(self, target_bytes: int, within_ns: int) -> Holding | None:
+        """The report that it holds so much; ``None`` if that does not come in time, or the child is gone."""
+        return self._wait(lambda h: h.settled and h.resident_bytes == target_bytes // MIB * MIB, within_ns)
+
+    def stop(self) -> None:
+        """Kill the child and wait for it: its memory is back."""
+        self._process.kill()
+        self._process.join()
+        self._orders.close()
+        self._reports.close()
+
+    def __enter__(self) -> Allocator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _why_not(self) -> str:
+        match self._process.exitcode:
+            case None:
+                return f"not ready after {format_duration(START_NS)}"
+            case status if status == _CANNOT_ENTER:
+                return f"cannot enter {self._group}"
+            case status:
+                return f"it ended with status {status}"
+
+    def _wait(self, accepted: Callable[[Holding], bool], within_ns: int) -> Holding | None:
+        waited_ns = 0
+        while not accepted(holding := self.holding()):
+            if waited_ns >= within_ns or not self.alive:
+                return None
+            begun_ns = time.monotonic_ns()
+            select.select([self._reports.fileno()], [], [], LOOK_NS / SECOND_NS)
+            waited_ns += min(
+                time.monotonic_ns() - begun_ns, 2 * LOOK_NS
+            )  # a machine may stand still meanwhile
+        return holding
+
+
+# --- in the child ---
+
+
+def allocate(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: Connection) -> None:
+    """The life of an allocator child; ends when nobody can order any more."""
+    parent_death.tie_to_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent_death.offer_to_oom_killer(spec.oom_score)
+    try:
+        if spec.group is not None:
+            limited_group.join(spec.group)
+    except InputError:
+        os._exit(_CANNOT_ENTER)  # the parent says so
+    os.set_blocking(reports.fileno(), False)
+    with contextlib.suppress(EOFError):
+        _follow_orders(spec, parent_pid, orders, reports)
+
+
+def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: Connection) -> None:
+    blocks, pace, manner = Blocks(), Pace(spec.rate_bytes_per_s), spec.manner
+    targets: Targets = ()
+    start_ns = 0
+    while True:
+        now_ns = time.monotonic_ns()
+        target_bytes, next_ns = due(targets, now_ns - start_ns)
+        if blocks.resident_bytes > target_bytes:
+            blocks.shrink()
+            wait_ns = 0
+        elif blocks.resident_bytes < target_bytes and pace.next_ns <= now_ns:
+            pace.took(blocks.grow(target_bytes - blocks.resident_bytes, huge=manner.huge), now_ns)
+            wait_ns = 0
+        else:
+            wait_ns = min(LOOK_NS, LOOK_NS if next_ns is None else start_ns + next_ns - now_ns)
+            if blocks.resident_bytes < target_bytes:
+                wait_ns = min(wait_ns, pace.next_ns - now_ns)
+        _report(reports, Holding(now_ns, blocks.resident_bytes, target_bytes))
+        parent_death.end_if_orphaned(parent_pid)
+        if orders.poll(max(0, wait_ns) / SECOND_NS):
+            targets, start_ns, manner = orders.recv()
+            pace = Pace(manner.rate_bytes_per_s)
+
+
+def due(targets: Targets, at_ns: int) -> tuple[int, int | None]:
+    """What is to be held at a time, in whole MiB, and when that changes next."""
+    index = bisect_right(targets, at_ns, key=lambda target: target[0])
+    held = targets[index - 1][1] // MIB * MIB if index else 0
+    return held, targets[index][0] if index < len(targets) else None
+
+
+class Pace:
+    """When the next block may come. Time that was lost is not made up for: the rate is a ceiling at every moment."""
+
+    def __init__(self, rate_bytes_per_s: int | None) -> None:
+        assert rate_bytes_per_s is None or rate_bytes_per_s > 0, rate_bytes_per_s
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self.next_ns = 0
+
+    def took(self, size_bytes: int, at_ns: int) -> None:
+        """A block was begun at this time."""
+        if self._rate_bytes_per_s is not None:
+            self.next_ns = at_ns + size_bytes * SECOND_NS // self._rate_bytes_per_s
+
+
+def _report(reports: Connection, holding: Holding) -> None:
+    """Tell the parent; when the pipe is full it has enough to read, and the next report will be newer."""
+    record = _REPORT.pack(holding.at_ns, holding.resident_bytes, holding.target_bytes)
+    with contextlib.suppress(BlockingIOError):
+        os.write(reports.fileno(), record)

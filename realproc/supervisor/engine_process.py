@@ -1,0 +1,105 @@
+"""The engine of a run with real processes: a child that may be as slow as the scenario's device, warmed up first."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from molt.core.engine_protocol import Engine, Request, Way
+from molt.core.events import Handoff
+from molt.core.ladder import Ladder, RouteKind
+from molt.live import messages
+from molt.live.messages import Reply
+from molt.live.remote import ChildSpec, RemoteEngine
+from realproc.kernel.control_groups import read_text
+
+WARM_UP_TOKENS = 16
+FIRST_MADE_UP_ID, MADE_UP_IDS = 20, 200
+"""Tokens that any vocabulary has."""
+
+_TENANT = "warm-up"
+
+
+class SlowedEngine(RemoteEngine):
+    """An engine in a child process on a device ``slowdown`` times slower: every call lasts so many times as long.
+
+    The work is done, and memory taken or given back, at the machine's own speed; then time goes by: what the child's
+    main thread has computed, the remaining times. Waiting for a processor that others use is not made longer.
+    """
+
+    def __init__(self, spec: ChildSpec, slowdown: float = 1.0) -> None:
+        assert slowdown >= 1.0, slowdown
+        super().__init__(spec)
+        self._slowdown = slowdown
+
+    def load(self, rung: str, within_ns: int | None = None) -> bool:
+        return super().load(rung, self._sooner(within_ns))
+
+    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+        return super().switch(tenant, way, self._sooner(within_ns))
+
+    def _sooner(self, within_ns: int | None) -> int | None:
+        return None if within_ns is None else round(within_ns / self._slowdown)
+
+    def _call(self, call: messages.Call) -> Reply:
+        pid = self.pid
+        before_ns = computed_ns(pid)
+        reply = super()._call(call)
+        time.sleep(max(0, computed_ns(pid) - before_ns) * (self._slowdown - 1.0) / 1e9)
+        return reply
+
+
+class WarmEngine(SlowedEngine):
+    """An engine that is warmed up whenever it comes up, so that it holds the same at rest after a kill as before."""
+
+    def __init__(self, spec: ChildSpec, ladder: Ladder) -> None:
+        super().__init__(spec)
+        self._ladder = ladder
+
+    def start(self) -> None:
+        is_new = self.pid is None
+        super().start()
+        if is_new:
+            warm_up(self, self._ladder)
+
+
+def computed_ns(pid: int | None) -> int:
+    """What the main thread of a process has computed; where the system does not tell, the time of now."""
+    text = read_text(Path(f"/proc/{pid}/schedstat"))
+    return int(text.split()[0]) if text else time.perf_counter_ns()
+
+
+def made_up(prompt_tokens: int, answer_tokens: int) -> Request:
+    """A request of which the lengths alone matter; its answer is as long as it may be."""
+    prompt = tuple(number % MADE_UP_IDS + FIRST_MADE_UP_ID for number in range(prompt_tokens))
+    return Request(prompt, answer_tokens, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
+
+
+def warm_up(engine: Engine, ladder: Ladder) -> None:
+    """Use every rung and every way down once, one rung at a time, and leave nothing behind.
+
+    What a tensor library allocates at its first use, and keeps, belongs to the process and not to an answer.
+    """
+    request = made_up(WARM_UP_TOKENS, answer_tokens=4)
+    for upper, lower in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
+        engine.load(upper.name)
+        engine.admit(_TENANT, request, upper.name, WARM_UP_TOKENS + request.max_tokens)
+        engine.read(_TENANT, WARM_UP_TOKENS - 1, WARM_UP_TOKENS)
+        engine.decode(_TENANT, 1)
+        if lower is not None:
+            route = ladder.route(upper.name, lower.name)
+            if route.kind is not RouteKind.REREAD:
+                engine.release(upper.name)
+                engine.load(lower.name)
+                engine.switch(_TENANT, Way(lower.name, route.kind, WARM_UP_TOKENS + request.max_tokens))
+                engine.decode(_TENANT, 1)
+        engine.finish(_TENANT)
+        for rung in ladder.rungs:
+            engine.release(rung.name)
+
+
+def warm_up_bytes(ladder: Ladder) -> int:
+    """More than warming up takes: the largest of everything at once."""
+    largest = max(rung.resident_bytes for rung in ladder.rungs)
+    caches = 2 * max(rung.kv_bytes(2 * WARM_UP_TOKENS) for rung in ladder.rungs)
+    return largest + caches + max((route.map_bytes for route in ladder.routes), default=0)

@@ -1,0 +1,49 @@
+"""The memory of an earlier run with real processes: what others left of it at every moment, and what was told of that.
+
+A supervisor of real processes looks ahead: it tells its engine less than there is while others grow, and more than
+there is when it hears late. Where the simulator is in question, and not its picture of the signals, both worlds have
+to decide upon the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from molt.errors import InputError
+from molt.formats import log
+
+Budgets = tuple[tuple[int, int], ...]
+"""Moments (ns, rising) and bytes from then on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What others ``left``, the first at 0, and what the process was ``told``."""
+
+    left: Budgets
+    told: Budgets
+
+
+def read(run: Path, policy: str, scenario_name: str) -> Memory:
+    """The memory that a policy met in the run of a folder.
+
+    ``InputError``: no such log, not of real processes, or of another scenario than ``scenario_name``.
+    """
+    path = run / policy / log.FILE_NAME
+    header, records = log.read(path)
+    told = tuple((r["at_ns"], r["budget_bytes"]) for r in records if r.get("type") == "BudgetChanged")
+    if "real" not in header or not told:
+        raise InputError(f"{path}: no run with real processes, or its process was never told a budget")
+    scenario = header["scenario"]
+    if scenario["name"] != scenario_name:
+        raise InputError(f"{path}: a run of {scenario['name']}, not of {scenario_name}")
+    all_bytes = scenario["budgets"][0][1]
+    left = {0: all_bytes}
+    for record in records:
+        if record["kind"] == "pressure":
+            left[record["at_ns"]] = record["budget_bytes"]
+        elif record["kind"] == "victim" and record["what"] == "allocator":
+            # What it had taken is free, but not before the simulated OS, which is slower, has killed as well.
+            left[record["at_ns"] + scenario["kill_after_ns"] + 1] = all_bytes
+    return Memory(tuple(sorted(left.items())), told)

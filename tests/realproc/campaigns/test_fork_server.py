@@ -1,0 +1,69 @@
+"""Engines that are forked are engines: they answer, can be killed, are seen to be gone, and go with their nursery."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from molt.core.engine_protocol import EngineDied, EngineKind
+from molt.errors import InputError
+from molt.live.remote import ChildSpec
+from molt.models.ladder_file import resolve
+from realproc.campaigns.fork_server import Nursery, NurseryEngine
+from tests.realproc.waiting import until_gone
+
+LADDER = resolve("pico").ladder
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery(ChildSpec("pico", threads=1).environment())
+    yield made
+    made.close()
+
+
+def engine(nursery: Nursery, ladder: str = "pico") -> NurseryEngine:
+    return NurseryEngine(ChildSpec(ladder, EngineKind.MODELLED, threads=1), LADDER, nursery)
+
+
+def test_a_forked_engine_answers_and_dies(nursery: Nursery) -> None:
+    one = engine(nursery)
+    one.start()
+    pid = one.pid
+    assert pid is not None
+    assert pid != os.getpid()
+    one.load("tier0")
+    assert one.weight_bytes("tier0") == LADDER.rung("tier0").weight_bytes
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineDied, match="SIGKILL") as death:
+        one.load("tier1")
+    assert death.value.status == -signal.SIGKILL
+    one.kill()
+    one.start()
+    assert one.pid not in (None, pid)
+    assert one.weight_bytes("tier0") == 0
+    last = one.pid
+    one.kill()
+    until_gone([last])
+
+
+def test_a_refusal_is_that_of_the_engine(nursery: Nursery) -> None:
+    one = engine(nursery, "pick")
+    with pytest.raises(InputError, match="pick"):
+        one.start()
+    one.kill()
+
+
+def test_children_go_with_their_nursery() -> None:
+    nursery = Nursery(ChildSpec("pico", threads=1).environment())
+    one = engine(nursery)
+    one.start()
+    pid = one.pid
+    nursery.close()
+    until_gone([pid])
+    with pytest.raises(EngineDied):
+        one.load("tier0")
+    one.kill()
