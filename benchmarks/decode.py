@@ -31,10 +31,10 @@ from torch import Tensor
 
 import molt.openmp  # noqa: F401  before torch
 from benchmarks.timing import Others, medians, roof, write
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.models import image, predict
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
-from molt.models.loader import DTYPES, LoadedRung, load
+from molt.models.loader import DTYPES, LoadedWeights, load
 from molt.models.pico.corpus import shipped_documents
 
 PROMPT_TOKENS = 128
@@ -65,24 +65,24 @@ def windows(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     return list(islice((ids for ids in encoded if len(ids) == WINDOW), count))
 
 
-def loaded(rung: RungSpec) -> tuple[LoadedRung, float]:
+def loaded(rung: RungSpec) -> tuple[LoadedWeights, float]:
     """A rung, and the seconds it took."""
     begin = time.perf_counter()
     return load(rung), time.perf_counter() - begin
 
 
-def resident(spec: LadderSpec, rung: LoadedRung) -> Resident:
+def resident(spec: LadderSpec, rung: LoadedWeights) -> LoadedRung:
     """A rung with what its ladder says."""
     shape = rung.spec.shape
-    return Resident(rung.decoder, predict.kv_layout(shape), shape.positions, spec.vocabulary)
+    return LoadedRung(rung.decoder, predict.kv_layout(shape), shape.positions, spec.vocabulary)
 
 
-def prefill(rung: Resident, ids: list[int]) -> Callable[[], object]:
+def prefill(rung: LoadedRung, ids: list[int]) -> Callable[[], object]:
     """Reads ``PROMPT_TOKENS`` into a new cache."""
     return lambda: rung.read_afresh(ids[:PROMPT_TOKENS])
 
 
-def decode(rung: Resident, ids: list[int]) -> Callable[[], object]:
+def decode(rung: LoadedRung, ids: list[int]) -> Callable[[], object]:
     """Steps over one token, behind ``PROMPT_TOKENS`` cells and up to ``GENERATED`` more."""
     cache = rung.read_afresh(ids[:PROMPT_TOKENS], spare=GENERATED)
 
@@ -94,7 +94,7 @@ def decode(rung: Resident, ids: list[int]) -> Callable[[], object]:
     return step
 
 
-def transformers_model(rung: LoadedRung) -> Any:
+def transformers_model(rung: LoadedWeights) -> Any:
     """transformers' model whose parameters are the memory of a rung in float32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -127,7 +127,7 @@ def generate(model: Any, ids: list[int], tokens: int) -> Callable[[], object]:
 
 
 def divergence(
-    reference: Resident, others: dict[str, Resident], texts: list[list[int]]
+    reference: LoadedRung, others: dict[str, LoadedRung], texts: list[list[int]]
 ) -> dict[str, tuple[float, float]]:
     """Mean KL of each rung to the reference, and how often both would say the same."""
     sums = {name: [0.0, 0.0] for name in others}
@@ -140,7 +140,7 @@ def divergence(
     return {name: (kl / len(texts), top1 / len(texts)) for name, (kl, top1) in sums.items()}
 
 
-def _log_probabilities(rung: Resident, ids: list[int]) -> Tensor:
+def _log_probabilities(rung: LoadedRung, ids: list[int]) -> Tensor:
     return rung.step(rung.empty_cache(len(ids)), ids, 0).log_softmax(-1)
 
 

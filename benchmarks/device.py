@@ -19,12 +19,12 @@ import typer
 from rich.console import Console
 from tabulate import tabulate
 
-from molt.core.engine_protocol import Request, Way
+from molt.core.engine_protocol import Destination, Request
 from molt.core.ladder import Route, RouteKind
 from molt.engine.device import allocated_bytes, usable_device
 from molt.engine.real import RealEngine
 from molt.fitting.fit import resident
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.models.loader import load
 from molt.program import run_command
@@ -46,7 +46,7 @@ def divergence(spec: LadderSpec, name: str, device: torch.device) -> float:
     """KL (nats a token) of a rung on the device to the same weights in float32 on the processor."""
     ids = list(PROMPT[:128])
     numbers = spec.ladder.rung(name)
-    there = Resident(
+    there = LoadedRung(
         load(on_device(spec, device).rung(name), device).decoder, numbers.kv, 4096, spec.vocabulary
     )
     here = resident(spec, replace(spec.rung(name), precision="fp32"))
@@ -82,7 +82,7 @@ def timings(spec: LadderSpec, device: torch.device) -> list[tuple[str, str, floa
         engine.load(rung.name)
         engine.admit("tenant", request, rung.name, len(PROMPT) + 199)
         begin = time.perf_counter()
-        engine.read("tenant", len(PROMPT) - 1, 128)
+        engine.prefill("tenant", len(PROMPT) - 1, 128)
         _wait(device)
         rows.append(("prefill of 512", rung.name, (time.perf_counter() - begin) * 1e3))
         rows.append(("decode", rung.name, median_ms(lambda: engine.decode("tenant", 1), device)))
@@ -104,9 +104,9 @@ def _transplant(engine: RealEngine, route: Route, request: Request) -> float:
     times = []
     for _ in range(REPEATS):
         engine.admit("tenant", request, route.source, len(PROMPT) + 199)
-        engine.read("tenant", len(PROMPT) - 1, 128)
+        engine.prefill("tenant", len(PROMPT) - 1, 128)
         begin = time.perf_counter()
-        engine.switch("tenant", Way(route.dest, route.kind, len(PROMPT) + 199))
+        engine.switch("tenant", Destination(route.dest, route.kind, len(PROMPT) + 199))
         times.append((time.perf_counter() - begin) * 1e3)
         engine.finish("tenant")
     engine.release(route.source)

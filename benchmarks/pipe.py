@@ -21,7 +21,7 @@ from molt.engine.real import RealEngine
 from molt.formats.log import Log
 from molt.jobs.plugins import make_policy
 from molt.jobs.profile import load_profile
-from molt.live.live_world import Heard, LiveWorld
+from molt.live.live_world import LiveWorld, WorldRecord
 from molt.live.remote import ChildSpec, RemoteEngine
 from molt.models.ladder_file import LadderSpec, resolve
 
@@ -34,7 +34,7 @@ def token_s(engine: Engine, rung: str) -> float:
     """Seconds a token of one answer."""
     request = Request((5,) * PROMPT_TOKENS, TOKENS, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
     engine.admit("tenant", request, rung, PROMPT_TOKENS + TOKENS)
-    engine.read("tenant", PROMPT_TOKENS - 1, PROMPT_TOKENS)
+    engine.prefill("tenant", PROMPT_TOKENS - 1, PROMPT_TOKENS)
     begin = time.perf_counter()
     for _ in range(TOKENS):
         engine.decode("tenant", 1)
@@ -58,7 +58,7 @@ def world_token_s(spec: LadderSpec, engine: Engine) -> float:
     costs, tokens = load_profile(spec.ladder.name, spec.ladder), 1000
     done, stamps = threading.Event(), []
 
-    def listen(heard: Heard) -> None:
+    def listen(heard: WorldRecord) -> None:
         if isinstance(heard, TokensProduced):
             stamps.append(heard.at_ns)
         if isinstance(heard, TenantFinished):

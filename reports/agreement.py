@@ -23,7 +23,7 @@ from reports import formatting, metrics
 from reports.metrics import NS_PER_MS, nearest_rank
 from reports.publish import command
 from reports.real_processes import own_peak_bytes
-from reports.run_log import Run
+from reports.run_log import RunLog
 
 MEAN = "mean"
 TIME_GOAL, PEAK_GOAL = 0.10, 0.05
@@ -89,7 +89,7 @@ class Agreement:
         )
 
 
-def agreement(policy: str, rounds: Sequence[tuple[Run, Run]]) -> Agreement:
+def agreement(policy: str, rounds: Sequence[tuple[RunLog, RunLog]]) -> Agreement:
     """The simulated and the real runs of a policy, compared."""
     numbers = [
         Compared(
@@ -109,7 +109,7 @@ def agreement(policy: str, rounds: Sequence[tuple[Run, Run]]) -> Agreement:
     )
 
 
-def differences(simulated: Run, real: Run) -> tuple[str, ...]:
+def differences(simulated: RunLog, real: RunLog) -> tuple[str, ...]:
     """What should be the same in both worlds and is not: kills, and the rungs of every answer."""
     found = []
     kills = metrics.killed(simulated), metrics.killed(real)
@@ -123,7 +123,7 @@ def differences(simulated: Run, real: Run) -> tuple[str, ...]:
     return tuple(found)
 
 
-def rung_sequences(run: Run) -> dict[str, tuple[str, ...]]:
+def rung_sequences(run: RunLog) -> dict[str, tuple[str, ...]]:
     """The rungs that the tokens of each answer came from, attempts that were lost among them, in order."""
     return {
         tenant: tuple(rung for rung, _ in itertools.groupby(t.rung for a in attempts for t in a.tokens))
@@ -131,7 +131,7 @@ def rung_sequences(run: Run) -> dict[str, tuple[str, ...]]:
     }
 
 
-def page(simulated: Run, real: Run, agreements: list[Agreement]) -> str:
+def page(simulated: RunLog, real: RunLog, agreements: list[Agreement]) -> str:
     """The page: what was run, where, and how well it agrees. Both runs are of any one policy and round."""
     name, machine = real.scenario["name"], formatting.machine(real.header["machine"])
     profile, slowdown = real.scenario.get("profile"), real.header["real"]["slowdown"]
@@ -198,7 +198,7 @@ def _reached(what: str, goal: float, compared: list[Compared]) -> str:
 # --- details ---
 
 
-def _gaps_ms(run: Run) -> list[float]:
+def _gaps_ms(run: RunLog) -> list[float]:
     return [
         (after.at_ns - before.at_ns) / NS_PER_MS
         for attempt in run.surviving
@@ -206,16 +206,16 @@ def _gaps_ms(run: Run) -> list[float]:
     ]
 
 
-def _first_ms(run: Run) -> list[float]:
+def _first_ms(run: RunLog) -> list[float]:
     numbers = (tenant["ttft_ms"] for tenant in metrics.tenants(run).values())
     return [ms for ms in numbers if ms is not None]
 
 
-def _switches_ms(run: Run) -> list[float]:
+def _switches_ms(run: RunLog) -> list[float]:
     return [record["duration_ns"] / NS_PER_MS for record in run.events("Switched")]
 
 
-def _loads_ms(run: Run) -> list[float]:
+def _loads_ms(run: RunLog) -> list[float]:
     """From the decision to the rung's being there, those that nobody waited for left out."""
     asked = {record["seq"]: record["at_ns"] for record in run.decisions("Load")}
     return [
@@ -225,7 +225,7 @@ def _loads_ms(run: Run) -> list[float]:
     ]
 
 
-_DURATIONS: dict[str, Callable[[Run], list[float]]] = {
+_DURATIONS: dict[str, Callable[[RunLog], list[float]]] = {
     "first token": _first_ms,
     "between tokens": _gaps_ms,
     "switch": _switches_ms,
@@ -233,7 +233,9 @@ _DURATIONS: dict[str, Callable[[Run], list[float]]] = {
 }
 
 
-def _parts(durations: Callable[[Run], list[float]]) -> Iterator[tuple[str, Callable[[Run], float | None]]]:
+def _parts(
+    durations: Callable[[RunLog], list[float]],
+) -> Iterator[tuple[str, Callable[[RunLog], float | None]]]:
     yield MEAN, lambda run: fmean(found) if (found := durations(run)) else None
     for percent in (50, 90, 99):
         yield f"p{percent}", lambda run, p=percent: nearest_rank(sorted(durations(run)), p)  # type: ignore[misc]
@@ -287,8 +289,8 @@ def _in_common(folders: Sequence[Path]) -> list[str]:
     return sorted(found)
 
 
-def _read(folder: Path, policy: str) -> Run:
-    return Run.read(folder / policy / FILE_NAME)
+def _read(folder: Path, policy: str) -> RunLog:
+    return RunLog.read(folder / policy / FILE_NAME)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from reports import formatting
-from reports.run_log import Attempt, Fate, Record, Run
+from reports.run_log import Attempt, Fate, Record, RunLog
 from reports.texts import ending
-from reports.timeline import Doing, Phase, phases
+from reports.timeline import Doing, TimelinePhase, phases
 
 WIDTH = 1000
 MEMORY_HEIGHT = 200
@@ -48,7 +48,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class AreaShape:
     """A path and the CSS classes that colour it."""
 
     style: str
@@ -79,7 +79,7 @@ class Lane:
 
     tenant: str
     kind: str
-    shapes: tuple[Shape, ...]
+    shapes: tuple[AreaShape, ...]
     marks: tuple[Mark, ...]
     alternative: str
 
@@ -88,7 +88,7 @@ class Lane:
 class Chart:
     """Everything a template needs to draw a run."""
 
-    areas: tuple[Shape, ...]
+    areas: tuple[AreaShape, ...]
     over: str
     budget: str
     usage: str
@@ -100,12 +100,12 @@ class Chart:
     alternative: str
 
 
-def rung_style(run: Run, rung: str) -> str:
+def rung_style(run: RunLog, rung: str) -> str:
     """The CSS class of a rung."""
     return f"r{run.rungs.index(rung) % RUNG_COLOURS}"
 
 
-def shared_scale(runs: Iterable[Run]) -> Scale:
+def shared_scale(runs: Iterable[RunLog]) -> Scale:
     """Axes that hold every run. A budget of more than twice the highest usage does not stretch the axis."""
     runs = list(runs)
     peak = max((sample.usage for run in runs for sample in run.samples), default=0)
@@ -115,7 +115,7 @@ def shared_scale(runs: Iterable[Run]) -> Scale:
     return Scale(max([run.end_ns for run in runs] + [1]), top + top // 12 + 1)
 
 
-def chart(run: Run, scale: Scale) -> Chart:
+def chart(run: RunLog, scale: Scale) -> Chart:
     """The picture of one run on shared axes."""
     steps = list(_steps(run, scale))
     return Chart(
@@ -138,7 +138,7 @@ Parts = Mapping[str, Mapping[str, int]]
 Step = tuple[float, int, Parts]  # from x on: usage and its parts
 
 
-def _steps(run: Run, scale: Scale) -> Iterator[Step]:
+def _steps(run: RunLog, scale: Scale) -> Iterator[Step]:
     """The usage, at most two steps a column: the highest usage in a column, and what remains after it."""
     changes: list[tuple[int, int, Parts]] = [(s.at_ns, s.usage, s.parts) for s in run.samples]
     changes += [(kill["at_ns"], 0, {}) for kill in run.events("ProcessKilled")]
@@ -154,7 +154,7 @@ def _steps(run: Run, scale: Scale) -> Iterator[Step]:
                 drawn = step
 
 
-def _areas(run: Run, steps: Sequence[Step], scale: Scale) -> Iterator[Shape]:
+def _areas(run: RunLog, steps: Sequence[Step], scale: Scale) -> Iterator[AreaShape]:
     """Stacked from the bottom: weights by rung, scratch, caches, what is transient, and the rest."""
     layers: list[tuple[str, list[int]]] = [
         (rung_style(run, rung), [parts.get("weights", {}).get(rung, 0) for _, _, parts in steps])
@@ -171,7 +171,7 @@ def _areas(run: Run, steps: Sequence[Step], scale: Scale) -> Iterator[Shape]:
     for style, sizes in layers:
         ceiling = [low + size for low, size in zip(floor, sizes, strict=True)]
         if any(sizes):
-            yield Shape(style, _band(steps, floor, ceiling, scale, scale.x(run.end_ns)))
+            yield AreaShape(style, _band(steps, floor, ceiling, scale, scale.x(run.end_ns)))
         floor = ceiling
 
 
@@ -198,7 +198,7 @@ def _closed(edges: Sequence[float], floor: Sequence[int], ceiling: Sequence[int]
     return f"M{_number(edges[0])} {_number(scale.y(floor[0]))}{over}{under}Z"
 
 
-def _over(run: Run, scale: Scale) -> str:
+def _over(run: RunLog, scale: Scale) -> str:
     """Where usage was over the budget, exactly, and never too thin to be seen."""
     return "".join(
         _box(scale.x(level.start_ns), scale.x(level.end_ns), scale.y(level.usage), scale.y(level.budget))
@@ -250,7 +250,7 @@ def _round_step(whole: int, parts: int) -> int:
         power *= 10
 
 
-def _kills(run: Run, scale: Scale) -> Iterator[Mark]:
+def _kills(run: RunLog, scale: Scale) -> Iterator[Mark]:
     for record in run.events("ProcessKilled"):
         yield Mark(scale.left(record["at_ns"]), f"killed by the OS at {formatting.moment(record['at_ns'])}")
 
@@ -266,7 +266,7 @@ _LEVERS = (
 )
 
 
-def _levers(run: Run, scale: Scale) -> Iterator[Levers]:
+def _levers(run: RunLog, scale: Scale) -> Iterator[Levers]:
     """One row for each lever that was pulled, in order of harm, then recovery, then kills."""
     for name, decision in _LEVERS:
         marks = tuple(_lever_marks(run.decisions(decision), scale))
@@ -305,9 +305,9 @@ def _lever_label(record: Record) -> str:
 # --- tenants ------------------------------------------------------------------------------------------------
 
 
-def _lanes(run: Run, scale: Scale) -> Iterator[Lane]:
+def _lanes(run: RunLog, scale: Scale) -> Iterator[Lane]:
     """The process while it loads weights, then every tenant."""
-    doings: dict[str, list[Phase]] = {}
+    doings: dict[str, list[TimelinePhase]] = {}
     for phase in phases(run):
         doings.setdefault(phase.tenant, []).append(phase)
     if loads := doings.get("", []):
@@ -326,17 +326,17 @@ def _lanes(run: Run, scale: Scale) -> Iterator[Lane]:
         )
 
 
-def _phase_shapes(run: Run, of_one: Iterable[Phase], scale: Scale) -> Iterator[Shape]:
+def _phase_shapes(run: RunLog, of_one: Iterable[TimelinePhase], scale: Scale) -> Iterator[AreaShape]:
     boxes: dict[str, list[str]] = {}
     for phase in of_one:
         top, bottom = (10, 14) if phase.doing in (Doing.WAITING, Doing.PARKED) else (3, 21)
         colour = f" {rung_style(run, phase.rung)}" if phase.rung in run.rungs else ""
         box = _box(scale.x(phase.start_ns), scale.x(phase.end_ns), top, bottom)
         boxes.setdefault(f"{phase.doing}{colour}", []).append(box)
-    return (Shape(style, "".join(paths)) for style, paths in boxes.items())
+    return (AreaShape(style, "".join(paths)) for style, paths in boxes.items())
 
 
-def _ticks(run: Run, attempts: Sequence[Attempt], scale: Scale) -> Iterator[Shape]:
+def _ticks(run: RunLog, attempts: Sequence[Attempt], scale: Scale) -> Iterator[AreaShape]:
     """One tick a token, at most two a column, coloured by rung; those of lost attempts are pale."""
     ticks: dict[str, dict[str, None]] = {}
     for attempt in attempts:
@@ -345,7 +345,7 @@ def _ticks(run: Run, attempts: Sequence[Attempt], scale: Scale) -> Iterator[Shap
             x = _number(round(2 * scale.x(token.at_ns)) / 2)
             ticks.setdefault(f"token {rung_style(run, token.rung)}{lost}", {})[x] = None
     for style, xs in ticks.items():
-        yield Shape(style, "".join(f"M{x} 3V21" for x in xs))
+        yield AreaShape(style, "".join(f"M{x} 3V21" for x in xs))
 
 
 def _endings(attempts: Sequence[Attempt], scale: Scale) -> Iterator[Mark]:
@@ -365,7 +365,7 @@ def _lane_alternative(tenant: str, attempts: Sequence[Attempt]) -> str:
     return formatting.printable(f"{tenant}: {'; '.join(told)}.")
 
 
-def _alternative(run: Run) -> str:
+def _alternative(run: RunLog) -> str:
     """The memory chart in words."""
     changes = [(level.start_ns, level.budget) for level in run.levels]
     kept = [now for before, now in pairwise([(0, -1), *changes]) if now[1] != before[1]]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from molt.formats.log import LogError
-from reports.run_log import Record, Run
-from reports.timeline import Phase, phases
+from reports.run_log import Record, RunLog
+from reports.timeline import TimelinePhase, phases
 
 PROCESS = 1
 PROCESS_TRACK = 0
@@ -32,7 +32,7 @@ _BOOKKEEPING = {"kind", "type", "seq", "at_ns", "tenant"}
 TraceEvent = dict[str, Any]
 
 
-def chrome_trace(run: Run) -> dict[str, Any]:
+def chrome_trace(run: RunLog) -> dict[str, Any]:
     """The trace object of a run; times in microseconds, as the format wants."""
     tracks = {"": PROCESS_TRACK, **{tenant: i for i, tenant in enumerate(run.answers, start=1)}}
     timed = [
@@ -56,11 +56,11 @@ def chrome_trace(run: Run) -> dict[str, Any]:
 
 def write_trace(log_path: Path, out_path: Path) -> None:
     """Read a log and write its trace. Raises ``molt.formats.log.LogError`` and ``OSError``."""
-    trace = chrome_trace(Run.read(log_path))
+    trace = chrome_trace(RunLog.read(log_path))
     out_path.write_text(json.dumps(trace, sort_keys=True, separators=(",", ":")), encoding="utf-8")
 
 
-def _names(run: Run, tracks: dict[str, int]) -> Iterator[TraceEvent]:
+def _names(run: RunLog, tracks: dict[str, int]) -> Iterator[TraceEvent]:
     title = f"{run.scenario.get('name')}: {run.header.get('policy', {}).get('name')}"
     yield {"ph": "M", "name": "process_name", "pid": PROCESS, "args": {"name": title}}
     for tenant, track in tracks.items():
@@ -69,7 +69,7 @@ def _names(run: Run, tracks: dict[str, int]) -> Iterator[TraceEvent]:
         yield {**common, "name": "thread_sort_index", "args": {"sort_index": track}}
 
 
-def _slice(phase: Phase, tracks: dict[str, int]) -> TraceEvent:
+def _slice(phase: TimelinePhase, tracks: dict[str, int]) -> TraceEvent:
     return {
         "ph": "X",
         "name": f"{phase.doing} {phase.rung}".strip(),
@@ -82,7 +82,7 @@ def _slice(phase: Phase, tracks: dict[str, int]) -> TraceEvent:
     }
 
 
-def _counters(run: Run) -> Iterator[TraceEvent]:
+def _counters(run: RunLog) -> Iterator[TraceEvent]:
     before: tuple[int, int] | None = None
     for level in run.levels:
         if (level.budget, level.usage) != before:

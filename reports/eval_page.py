@@ -15,7 +15,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from molt.evals import text_tables
-from molt.evals.result import Handoff, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
+from molt.evals.result import HandoffTable, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
 from reports.formatting import machine, printable
 from reports.publish import PUBLISHED, run_command
 
@@ -113,7 +113,7 @@ def publish(paths: Sequence[Path], published: Path = PUBLISHED) -> list[str]:
     return list(tables)
 
 
-def readme_table(table: Handoff, source: str, dest: str) -> str:
+def readme_table(table: HandoffTable, source: str, dest: str) -> str:
     """The main rows of one route as a Markdown table, and a line on what it was made from."""
     route = next(one for one in table.routes if (one.source, one.dest) == (source, dest))
     return f"{text_tables.markdown(_short(route))}\n\n{text_tables.setting(table.texts)}"
@@ -154,7 +154,7 @@ def with_tables(readme: str, published: Path = PUBLISHED) -> str:
     def fill(match: re.Match[str]) -> str:
         name, source, dest = match[1], match[2], match[3]
         table = read(published / f"{name}.json")
-        assert isinstance(table, Handoff), f"{name} is not a handoff table"
+        assert isinstance(table, HandoffTable), f"{name} is not a handoff table"
         made = readme_table(table, source, dest)
         return f"<!-- evaluated: {name} {source} {dest} -->\n{made}\n<!-- end -->"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from molt.formats.log import FILE_NAME, LogError
 from reports.page import contents, html_page, markdown_page
-from reports.run_log import Run
+from reports.run_log import RunLog
 from reports.summary import summarise_runs, summary_json
 from reports.texts import file_names, tenant_text
 
@@ -38,14 +38,14 @@ def write_reports(
     return summary
 
 
-def _read_runs(out_dir: Path) -> dict[str, Run]:
+def _read_runs(out_dir: Path) -> dict[str, RunLog]:
     paths = sorted(out_dir.glob(f"*/{FILE_NAME}"))
     if not paths:
         raise LogError(f"{out_dir}: no log here (looked for */{FILE_NAME})")
-    return {path.parent.name: Run.read(path) for path in paths}
+    return {path.parent.name: RunLog.read(path) for path in paths}
 
 
-def _ordered(runs: Mapping[str, Run], first: Iterable[str]) -> dict[str, Run]:
+def _ordered(runs: Mapping[str, RunLog], first: Iterable[str]) -> dict[str, RunLog]:
     return {policy: runs[policy] for policy in dict.fromkeys([*first, *runs]) if policy in runs}
 
 
@@ -59,7 +59,7 @@ def _summary_before(path: Path) -> tuple[tuple[str, ...], float | None]:
         return (), None
 
 
-def _write_texts(policy_dir: Path, run: Run) -> None:
+def _write_texts(policy_dir: Path, run: RunLog) -> None:
     for tenant, name in file_names(run).items():
         _write(policy_dir / name, tenant_text(run.answers[tenant]))
 

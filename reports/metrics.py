@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import fsum
 from typing import Any
 
-from reports.run_log import Attempt, Fate, Run, Seam
+from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -29,44 +29,44 @@ HANDOFF_MEASURES = ("kl", "jsd", "jsd_floor", "recovered_context")
 # --- what became of the answers -----------------------------------------------------------------------------
 
 
-def killed(run: Run) -> int:
+def killed(run: RunLog) -> int:
     """How often the OS killed the process (``ProcessKilled``)."""
     return sum(1 for _ in run.events("ProcessKilled"))
 
 
-def answers_lost(run: Run) -> int:
+def answers_lost(run: RunLog) -> int:
     """Answers that were admitted and unfinished when the process was killed, summed over the kills."""
     return sum(attempt.fate is Fate.LOST for attempt in run.attempts)
 
 
-def answers_finished(run: Run) -> int:
+def answers_finished(run: RunLog) -> int:
     """Answers that were completed (``TenantFinished``)."""
     return sum(attempt.fate is Fate.FINISHED for attempt in run.attempts)
 
 
-def answers_asked(run: Run) -> int:
+def answers_asked(run: RunLog) -> int:
     """Answers that were asked for, however many attempts each took. A request that came while no process was
     alive counts from when it was made."""
     return len(run.answers)
 
 
-def answers_unfinished(run: Run) -> int:
+def answers_unfinished(run: RunLog) -> int:
     """Answers that nobody cancelled and that were not complete when the run ended."""
     return sum(attempts[-1].fate in (Fate.OPEN, Fate.LOST) for attempts in run.answers.values())
 
 
-def tokens_out(run: Run) -> int:
+def tokens_out(run: RunLog) -> int:
     """Tokens delivered: those of every attempt that was not lost by a kill, be it finished, cancelled or open
     when the run ended. Tokens of an attempt that was killed are lost, not out."""
     return sum(len(attempt.tokens) for attempt in run.surviving)
 
 
-def tokens_lost(run: Run) -> int:
+def tokens_lost(run: RunLog) -> int:
     """Tokens that were produced by attempts that a kill ended."""
     return sum(len(attempt.tokens) for attempt in run.attempts if attempt.fate is Fate.LOST)
 
 
-def tokens_reread(run: Run) -> int:
+def tokens_reread(run: RunLog) -> int:
     """Tokens that were read although they had been read or produced before: what dropped caches and killed
     processes cost again."""
     highest: dict[str, int] = {}
@@ -103,60 +103,60 @@ def _drops_cache(record: Mapping[str, Any]) -> bool:
 # --- levers -------------------------------------------------------------------------------------------------
 
 
-def switches_down(run: Run) -> int:
+def switches_down(run: RunLog) -> int:
     """Times an answer went on with a smaller rung: ``Switched`` outcomes whose rungs differ, and answers
     whose tokens were read again on a smaller rung."""
     return sum(_steps_down(run, seam) > 0 for seam in _seams(run))
 
 
-def switches_up(run: Run) -> int:
+def switches_up(run: RunLog) -> int:
     """Times an answer went on with a larger rung, counted like the switches down."""
     return sum(_steps_down(run, seam) < 0 for seam in _seams(run))
 
 
-def tokens_healed(run: Run) -> int:
+def tokens_healed(run: RunLog) -> int:
     """Tokens of carried caches that were read again inside decode steps (healing), without a pause."""
     return sum(record.get("healed", 0) for record in run.events("TokensProduced"))
 
 
-def deferrals(run: Run) -> int:
+def deferrals(run: RunLog) -> int:
     """Attempts that had to wait for admission (``Defer``), each counted once."""
     return sum(attempt.deferred for attempt in run.attempts)
 
 
-def parks(run: Run) -> int:
+def parks(run: RunLog) -> int:
     """Times a tenant's cache was put aside (``TenantParked`` outcomes)."""
     return sum(1 for _ in run.events("TenantParked"))
 
 
-def sheds(run: Run) -> int:
+def sheds(run: RunLog) -> int:
     """Times a tenant's oldest context was dropped (``ContextShed`` outcomes of a ``Shed``); dropping a cache
     to read its tokens again on another rung is a switch instead."""
     asked = run.decision_types
     return sum(asked.get(r.get("decision", -1), "Shed") == "Shed" for r in run.events("ContextShed"))
 
 
-def context_lost_tokens(run: Run) -> int:
+def context_lost_tokens(run: RunLog) -> int:
     """Tokens of context that were shed and not read again: what an answer went on without. A cache that was dropped
     whole costs reading instead, see tokens_reread."""
     return sum(r.get("dropped_cells", 0) for r in run.events("ContextShed") if r.get("kept_cells"))
 
 
-def spills(run: Run) -> int:
+def spills(run: RunLog) -> int:
     """Times a parked cache was written to disk (``CacheSpilled`` outcomes)."""
     return sum(1 for _ in run.events("CacheSpilled"))
 
 
-def refusals(run: Run) -> int:
+def refusals(run: RunLog) -> int:
     """Plans of the policy that broke a rule and were refused; a repeated refusal is logged once."""
     return sum(record.get("kind") == "refusal" for record in run.records)
 
 
-def _seams(run: Run) -> Iterator[Seam]:
+def _seams(run: RunLog) -> Iterator[SwitchInAnswer]:
     return (seam for attempt in run.attempts for seam in attempt.seams)
 
 
-def _steps_down(run: Run, seam: Seam) -> int:
+def _steps_down(run: RunLog, seam: SwitchInAnswer) -> int:
     return run.rungs.index(seam.dest) - run.rungs.index(seam.source)
 
 
@@ -172,37 +172,37 @@ class Stall:
     duration_ns: int
 
 
-def ttft_ms(run: Run) -> dict[str, float | None]:
+def ttft_ms(run: RunLog) -> dict[str, float | None]:
     """Time to first token, milliseconds, over the answers that got one: from when the request was made to the
     first token of the attempt that was answered. Attempts that a kill ended are part of the wait."""
     return percentiles([ttft for ttft in map(_ttft_ms, run.answers.values()) if ttft is not None])
 
 
-def itl_ms(run: Run) -> dict[str, float | None]:
+def itl_ms(run: RunLog) -> dict[str, float | None]:
     """Inter-token latency, milliseconds: all gaps between successive tokens of one answer, the time to its
     first token excluded. Attempts that a kill ended do not count."""
     return percentiles([gap / NS_PER_MS for attempt in run.surviving for gap in _gaps_ns(attempt)])
 
 
-def stall(run: Run) -> Stall | None:
+def stall(run: RunLog) -> Stall | None:
     """The longest gap between successive tokens of one answer; ``None`` where no answer has two tokens."""
     return max(_stalls(run.surviving), key=lambda s: s.duration_ns, default=None)
 
 
-def stall_ms_max(run: Run) -> float | None:
+def stall_ms_max(run: RunLog) -> float | None:
     """The longest pause, milliseconds: the longest gap between successive tokens of one answer."""
     longest = stall(run)
     return None if longest is None else longest.duration_ns / NS_PER_MS
 
 
-def foreground_stall_ms_max(run: Run) -> float | None:
+def foreground_stall_ms_max(run: RunLog) -> float | None:
     """The longest pause of an answer somebody is waiting for, milliseconds: as stall_ms_max, over foreground
     tenants alone. A batch tenant may rightly pause for as long as a foreground answer takes."""
     people = (attempt for attempt in run.surviving if attempt.kind == "foreground")
     return max((s.duration_ns / NS_PER_MS for s in _stalls(people)), default=None)
 
 
-def switch_pause_ms_max(run: Run) -> float | None:
+def switch_pause_ms_max(run: RunLog) -> float | None:
     """The longest pause at a switch, milliseconds: the longest gap between successive tokens of one foreground
     answer with a change of rung between them (a batch tenant's gap is mostly its waiting for a turn)."""
     people = (attempt for attempt in run.surviving if attempt.kind == "foreground")
@@ -210,7 +210,7 @@ def switch_pause_ms_max(run: Run) -> float | None:
     return max((pause / NS_PER_MS for pause in pauses if pause is not None), default=None)
 
 
-def open_stall_ms_max(run: Run) -> float | None:
+def open_stall_ms_max(run: RunLog) -> float | None:
     """The longest silence at the end, milliseconds: for answers that were open when the run ended, from the
     last token of any attempt, or from the first arrival, to the end. It is no gap between tokens: none came after it.
     """
@@ -257,7 +257,7 @@ def _stalls(attempts: Iterable[Attempt]) -> Iterator[Stall]:
 # --- memory -------------------------------------------------------------------------------------------------
 
 
-def overshoot_bytes_max(run: Run) -> int | None:
+def overshoot_bytes_max(run: RunLog) -> int | None:
     """The highest usage minus budget, bytes, over the samples taken after the levers of a round while the
     process was alive. A kill ends a round too. Negative: every round ended below the budget; between a fall of the
     budget and the end of the reaction it may be exceeded, see overshoot_byte_seconds. ``None``: there is no such
@@ -265,25 +265,25 @@ def overshoot_bytes_max(run: Run) -> int | None:
     return max((s.usage - s.budget for s in run.samples if s.enforced and s.alive), default=None)
 
 
-def overshoot_byte_seconds(run: Run) -> float:
+def overshoot_byte_seconds(run: RunLog) -> float:
     """How much memory was held over the budget and for how long, byte-seconds: the integral over time of
     usage minus budget where that is positive, over all memory records, both constant between two changes."""
     over = sum((level.end_ns - level.start_ns) * max(0, level.usage - level.budget) for level in run.levels)
     return over / NS_PER_S
 
 
-def transient_peak_bytes(run: Run) -> int | None:
+def transient_peak_bytes(run: RunLog) -> int | None:
     """The highest usage while something transient was held (weights being loaded; the new cache and the map
     beside the old cache during a switch), bytes; ``None``: nothing transient ever was."""
     return max((s.usage for s in run.samples if any(s.parts.get("transient", {}).values())), default=None)
 
 
-def usage_peak_bytes(run: Run) -> int | None:
+def usage_peak_bytes(run: RunLog) -> int | None:
     """The highest usage over all memory records, bytes; ``None``: there is none."""
     return max((s.usage for s in run.samples), default=None)
 
 
-def file_mapped_peak_bytes(run: Run) -> int:
+def file_mapped_peak_bytes(run: RunLog) -> int:
     """The most weights that were held as pages of a file, bytes. They count in the usage like all others, but a
     system can drop them by itself and read them again; all other bytes are memory of the process (anonymous)."""
     return max(
@@ -298,7 +298,7 @@ def file_mapped_peak_bytes(run: Run) -> int:
 # --- rungs and quality --------------------------------------------------------------------------------------
 
 
-def rung_token_share(run: Run) -> dict[str, float]:
+def rung_token_share(run: RunLog) -> dict[str, float]:
     """The fraction of the delivered tokens that each rung produced; the fractions sum to 1. Empty without
     tokens."""
     counts = Counter(token.rung for attempt in run.surviving for token in attempt.tokens)
@@ -306,7 +306,7 @@ def rung_token_share(run: Run) -> dict[str, float]:
     return {rung: counts[rung] / total for rung in run.rungs} if total else {}
 
 
-def rung_seconds(run: Run) -> dict[str, float]:
+def rung_seconds(run: RunLog) -> dict[str, float]:
     """How long the weights of each rung were resident, seconds: from ``RungLoaded`` to ``RungReleased``, a
     kill or the end of the run."""
     spent_ns = dict.fromkeys(run.rungs, 0)
@@ -323,7 +323,7 @@ def rung_seconds(run: Run) -> dict[str, float]:
     return {rung: ns / NS_PER_S for rung, ns in spent_ns.items()}
 
 
-def handoff(run: Run) -> dict[str, float | int | None]:
+def handoff(run: RunLog) -> dict[str, float | int | None]:
     """What the switches cost in quality, means over the ``n`` switches that were measured: ``kl`` is
     KL(native || carried) in nats over the continuation, ``jsd`` the Jensen-Shannon divergence of source and
     carried on the first token, ``jsd_floor`` the same of source and native, ``recovered_context`` the part of
@@ -340,13 +340,13 @@ def handoff(run: Run) -> dict[str, float | int | None]:
 # --- tenants ------------------------------------------------------------------------------------------------
 
 
-def tenants(run: Run) -> dict[str, dict[str, Any]]:
+def tenants(run: RunLog) -> dict[str, dict[str, Any]]:
     """The same numbers for each tenant alone, over the attempt that was answered; ``reason`` is why its last
     attempt ended (``stop``, ``length``, ``cancelled``, ``lost``; ``None``: the run ended first)."""
     return {tenant: _tenant(run, attempts) for tenant, attempts in run.answers.items()}
 
 
-def _tenant(run: Run, attempts: Sequence[Attempt]) -> dict[str, Any]:
+def _tenant(run: RunLog, attempts: Sequence[Attempt]) -> dict[str, Any]:
     last = attempts[-1]
     delivered = [attempt for attempt in attempts if attempt.fate is not Fate.LOST]
     counts = Counter(token.rung for attempt in delivered for token in attempt.tokens)
@@ -367,12 +367,12 @@ def _tenant(run: Run, attempts: Sequence[Attempt]) -> dict[str, Any]:
 # --- the run ------------------------------------------------------------------------------------------------
 
 
-def simulated_s(run: Run) -> float:
+def simulated_s(run: RunLog) -> float:
     """How long the run lasted on its own clock, seconds."""
     return run.end_ns / NS_PER_S
 
 
-def violations(run: Run) -> list[dict[str, Any]]:
+def violations(run: RunLog) -> list[dict[str, Any]]:
     """Invariants that did not hold, each with its record number and time."""
     return [
         {key: record.get(key) for key in ("seq", "at_ns", "invariant", "detail")}

@@ -21,10 +21,10 @@ from reports import formatting
 from reports.chart import LANE_HEIGHT, MEMORY_HEIGHT, WIDTH, Chart, chart, rung_style, shared_scale
 from reports.metrics import NS_PER_MS
 from reports.real_processes import REAL_METRICS
-from reports.run_log import Attempt, Fate, Run, Seam
+from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
 from reports.summary import METRICS, Metric
 from reports.table import rows
-from reports.texts import MARK, Joint, Stretch, ending, fragments
+from reports.texts import MARK, Joint, RungSpan, ending, fragments
 from reports.verdict import Verdict, verdict
 
 Contents = dict[str, Any]
@@ -34,7 +34,7 @@ _MARKDOWN = re.compile(r"(?P<number>^\d+)(?=[.)](?:\s|$))|(?P<sign>[\\`*_\[\]<>|
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """A part of an answer on the page: tokens of one rung, or a seam."""
 
     style: str
@@ -43,18 +43,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerView:
     """One attempt on the page."""
 
     tenant: str
     title: str
     lost: bool
     unfolded: bool
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SwitchView:
     """A row of the table of switches, every cell as text."""
 
     at: str
@@ -81,13 +81,13 @@ class PolicyView:
     numbers: Mapping[str, Any]
     chart: Chart
     rungs: tuple[tuple[str, str], ...]
-    switches: tuple[Switch, ...]
-    answers: tuple[Answer, ...]
+    switches: tuple[SwitchView, ...]
+    answers: tuple[AnswerView, ...]
     setup: str
     log_sha256: str
 
 
-def contents(summary: Mapping[str, Any], runs: Mapping[str, Run]) -> Contents:
+def contents(summary: Mapping[str, Any], runs: Mapping[str, RunLog]) -> Contents:
     """What both pages show: the summary of some runs, and the runs it was made of, by policy."""
     scale = shared_scale(runs.values())
     header = next((run.header for run in runs.values()), {})
@@ -145,7 +145,7 @@ def _environment(kind: str) -> Environment:
     return environment
 
 
-def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> PolicyView:
+def _policy(name: str, summary: Mapping[str, Any], run: RunLog, picture: Chart) -> PolicyView:
     numbers = summary["policies"][name]
     broken = sum(violation["policy"] == name for violation in summary["violations"])
     return PolicyView(
@@ -161,7 +161,7 @@ def _policy(name: str, summary: Mapping[str, Any], run: Run, picture: Chart) -> 
     )
 
 
-def _rung_label(run: Run, rung: str) -> str:
+def _rung_label(run: RunLog, rung: str) -> str:
     return (
         f"{formatting.printable(rung)} (file-mapped)"
         if rung in run.mapped_rungs
@@ -169,15 +169,15 @@ def _rung_label(run: Run, rung: str) -> str:
     )
 
 
-def _switches(run: Run) -> Iterator[Switch]:
+def _switches(run: RunLog) -> Iterator[SwitchView]:
     seams = [(seam.at_ns, attempt, seam) for attempt in run.attempts for seam in attempt.seams]
     return (_switch(attempt, seam) for _, attempt, seam in sorted(seams, key=lambda found: found[0]))
 
 
-def _switch(attempt: Attempt, seam: Seam) -> Switch:
+def _switch(attempt: Attempt, seam: SwitchInAnswer) -> SwitchView:
     quality = seam.handoff or {}
     pause_ns = attempt.pause_ns(seam)
-    return Switch(
+    return SwitchView(
         at=formatting.moment(seam.at_ns),
         tenant=formatting.printable(attempt.tenant),
         source=formatting.printable(seam.source),
@@ -194,7 +194,7 @@ def _switch(attempt: Attempt, seam: Seam) -> Switch:
     )
 
 
-def _answers(run: Run) -> Iterator[Answer]:
+def _answers(run: RunLog) -> Iterator[AnswerView]:
     """Every attempt, by tenant; unfolded is the answer that a person waited for first."""
     people = (attempts[-1] for attempts in run.answers.values() if attempts[-1].kind == "foreground")
     awaited = next(people, None)
@@ -202,11 +202,11 @@ def _answers(run: Run) -> Iterator[Answer]:
         yield from (_answer(run, attempt, unfolded=attempt is awaited) for attempt in attempts)
 
 
-def _answer(run: Run, attempt: Attempt, *, unfolded: bool) -> Answer:
+def _answer(run: RunLog, attempt: Attempt, *, unfolded: bool) -> AnswerView:
     lost = attempt.fate is Fate.LOST
     number = f", attempt {attempt.number}" if attempt.number > 1 or lost else ""
     tokens = formatting.count(len(attempt.tokens), "token")
-    return Answer(
+    return AnswerView(
         tenant=formatting.printable(attempt.tenant),
         title=f"{attempt.kind}{number} · {tokens} · {ending(attempt)}",
         lost=lost,
@@ -215,19 +215,19 @@ def _answer(run: Run, attempt: Attempt, *, unfolded: bool) -> Answer:
     )
 
 
-def _piece(run: Run, fragment: Stretch | Joint) -> Piece:
+def _piece(run: RunLog, fragment: RungSpan | Joint) -> TextPiece:
     match fragment:
-        case Stretch(rung, text, tokens):
+        case RungSpan(rung, text, tokens):
             label = f"{formatting.printable(rung)}, {formatting.count(tokens, 'token')}"
             marks = " marks" if text == MARK * tokens else ""
-            return Piece(rung_style(run, rung) + marks, text, label)
+            return TextPiece(rung_style(run, rung) + marks, text, label)
         case Joint(seam, pause_ms):
             names = formatting.printable(f"{seam.source} → {seam.dest}")
             pause = "" if pause_ms is None else f" · {formatting.span(pause_ms)}"
-            return Piece("seam", f"{names}{pause}{_quality(seam)}", f"by {seam.route}")
+            return TextPiece("seam", f"{names}{pause}{_quality(seam)}", f"by {seam.route}")
 
 
-def _quality(seam: Seam) -> str:
+def _quality(seam: SwitchInAnswer) -> str:
     quality = seam.handoff or {}
     told = ""
     if quality.get("kl") is not None:

@@ -3,8 +3,8 @@
 Rules of this module:
 
 - They are functions of the log, as those of ``reports.metrics``; a simulated run has none of them.
-- Such a log has more kinds of record, see ``molt/formats/log.py``: ``pressure``, what other programs take and so leave of
-  the budget; ``signal``, that the process was told a budget; ``kernel``, what was counted by then; ``victim``.
+- Such a log has more kinds of record, see ``molt/formats/log.py``: ``pressure``, what other programs take and so leave
+  of the budget; ``signal``, that the process was told a budget; ``kernel``, what was counted by then; ``victim``.
 - *Relief* is what a fall of the budget that had weights released comes to. Its parts follow one another: the *signal*
   until the process is told, the token *boundary* until it can listen, the *release* until the memory is back. Then the
   smaller rung is *loaded* and the cache *transplanted*; nobody is in danger any more, but the answer stands still.
@@ -19,13 +19,13 @@ from itertools import pairwise
 from typing import Any
 
 from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
-from reports.run_log import Record, Run
+from reports.run_log import Record, RunLog
 
 Spread = dict[str, float | None]
 """p50 and p99 in milliseconds, and ``n``, the number of cases."""
 
 
-def is_real(run: Run) -> bool:
+def is_real(run: RunLog) -> bool:
     """Whether the log is one of real processes."""
     return any(True for _ in _records(run, "kernel"))
 
@@ -33,49 +33,49 @@ def is_real(run: Run) -> bool:
 # --- what the kernel counted --------------------------------------------------------------------------------
 
 
-def kernel_kills(run: Run) -> int | None:
+def kernel_kills(run: RunLog) -> int | None:
     """Processes that the kernel's OOM killer took in the group, by its own counter. ``None``: there was no group."""
     return _last(run, "kills")
 
 
-def victims(run: Run) -> list[str]:
+def victims(run: RunLog) -> list[str]:
     """Who died by SIGKILL, each as what it was and its process id."""
     return [f"{record['what']} {record['pid']}" for record in _records(run, "victim")]
 
 
-def kernel_peak_bytes(run: Run) -> int | None:
+def kernel_peak_bytes(run: RunLog) -> int | None:
     """The most that the group ever held, bytes, by the kernel's own counter, which misses nothing between two looks.
     Python, torch and whatever else the engine process needs are in it, and the other programs."""
     return _last(run, "peak_bytes")
 
 
-def kernel_room_bytes_min(run: Run) -> int | None:
+def kernel_room_bytes_min(run: RunLog) -> int | None:
     """The least that was left below the group's limit, bytes: its limit less the kernel's peak. 0: the limit was met,
     and the kernel reclaimed or killed."""
     limit, peak = _last(run, "limit_bytes"), _last(run, "peak_bytes")
     return None if limit is None or peak is None else limit - peak
 
 
-def over_line_bytes_max(run: Run) -> int | None:
+def over_line_bytes_max(run: RunLog) -> int | None:
     """The most that was in use and cannot be dropped, bytes above the line that should not be crossed (the limit less a
     margin), by looks every 10 ms or so. Negative: it never was crossed."""
     held, line = _last(run, "held_max_bytes"), _last(run, "line_bytes")
     return None if held is None or line is None else held - line
 
 
-def own_peak_bytes(run: Run) -> int | None:
+def own_peak_bytes(run: RunLog) -> int | None:
     """The most that the engine process held beyond what it held at rest, bytes, by looks every 10 ms or so: what the
     kernel counts of the usage that the books have."""
     own, base = _last(run, "own_max_bytes"), _last(run, "base_bytes")
     return None if own is None or base is None else own - base
 
 
-def major_faults(run: Run) -> int | None:
+def major_faults(run: RunLog) -> int | None:
     """Pages that the engine processes had to wait for because they had to come from disk."""
     return _last(run, "major_faults")
 
 
-def stalled_ms(run: Run) -> float | None:
+def stalled_ms(run: RunLog) -> float | None:
     """How long some task of the machine waited for memory during the run, milliseconds (pressure stall information,
     ``some``). ``None``: the kernel does not tell."""
     stalled_ns = _last(run, "stall_ns")
@@ -85,13 +85,13 @@ def stalled_ms(run: Run) -> float | None:
 # --- how fast it answered ------------------------------------------------------------------------------------
 
 
-def tokens_per_s_before(run: Run) -> float | None:
+def tokens_per_s_before(run: RunLog) -> float | None:
     """Tokens per second of an answer while other programs held no more than when the first token came: the time
     between two tokens, pauses included. ``None``: it produced none then."""
     return _speeds(run)[False]
 
 
-def tokens_per_s_under_pressure(run: Run) -> float | None:
+def tokens_per_s_under_pressure(run: RunLog) -> float | None:
     """Tokens per second of an answer while other programs held more than when the first token came, likewise."""
     return _speeds(run)[True]
 
@@ -116,42 +116,42 @@ class Relief:
     transplant_ns: int | None
 
 
-def signal_ms(run: Run) -> Spread:
+def signal_ms(run: RunLog) -> Spread:
     """From when memory was short until the process was told, milliseconds; negative where it was told ahead."""
     return _spread(relief.told_ns - relief.short_ns for relief in reliefs(run) if relief.short_ns is not None)
 
 
-def boundary_ms(run: Run) -> Spread:
+def boundary_ms(run: RunLog) -> Spread:
     """From being told until it was heard, milliseconds: the token or chunk under way comes to its end."""
     return _spread(relief.heard_ns - relief.told_ns for relief in reliefs(run))
 
 
-def release_ms(run: Run) -> Spread:
+def release_ms(run: RunLog) -> Spread:
     """From being heard until the weights were back with the system, milliseconds."""
     return _spread(relief.released_ns - relief.heard_ns for relief in reliefs(run))
 
 
-def told_to_relief_ms(run: Run) -> Spread:
+def told_to_relief_ms(run: RunLog) -> Spread:
     """From being told until the weights were back with the system, milliseconds: boundary and release together."""
     return _spread(relief.released_ns - relief.told_ns for relief in reliefs(run))
 
 
-def load_ms(run: Run) -> Spread:
+def load_ms(run: RunLog) -> Spread:
     """What bringing the smaller rung in took, milliseconds, from the release to its being there."""
     return _spread(relief.load_ns for relief in reliefs(run) if relief.load_ns is not None)
 
 
-def transplant_ms(run: Run) -> Spread:
+def transplant_ms(run: RunLog) -> Spread:
     """What carrying the caches to the smaller rung took after a release, milliseconds, the longest of each time."""
     return _spread(relief.transplant_ns for relief in reliefs(run) if relief.transplant_ns is not None)
 
 
-def reliefs(run: Run) -> list[Relief]:
+def reliefs(run: RunLog) -> list[Relief]:
     """Every fall of the budget that had weights released, in order."""
     return list(_reliefs(run))
 
 
-REAL_METRICS: dict[str, Callable[[Run], Any]] = {
+REAL_METRICS: dict[str, Callable[[RunLog], Any]] = {
     metric.__name__: metric
     for metric in (
         kernel_kills, victims, kernel_peak_bytes, kernel_room_bytes_min, over_line_bytes_max, own_peak_bytes,
@@ -162,7 +162,7 @@ REAL_METRICS: dict[str, Callable[[Run], Any]] = {
 """Every number of a run with real processes by its key, in the order of ``summary.json``."""
 
 
-def real_numbers(run: Run) -> dict[str, Any] | None:
+def real_numbers(run: RunLog) -> dict[str, Any] | None:
     """All of them; ``None`` for a simulated run."""
     return {key: metric(run) for key, metric in REAL_METRICS.items()} if is_real(run) else None
 
@@ -170,15 +170,15 @@ def real_numbers(run: Run) -> dict[str, Any] | None:
 # --- details ---
 
 
-def _records(run: Run, *kinds: str) -> Iterator[Record]:
+def _records(run: RunLog, *kinds: str) -> Iterator[Record]:
     return (record for record in run.records if record.get("kind") in kinds)
 
 
-def _last(run: Run, key: str) -> Any:
+def _last(run: RunLog, key: str) -> Any:
     return next((r[key] for r in reversed(run.records) if r.get("kind") == "kernel" and key in r), None)
 
 
-def _speeds(run: Run) -> dict[bool, float | None]:
+def _speeds(run: RunLog) -> dict[bool, float | None]:
     """Tokens per second by whether others pressed. A time between two tokens may have parts of both kinds; the token at
     its end counts where it came."""
     gaps = [gap for attempt in run.attempts for gap in pairwise(token.at_ns for token in attempt.tokens)]
@@ -195,7 +195,7 @@ def _speeds(run: Run) -> dict[bool, float | None]:
     }
 
 
-def _pressed(run: Run, first_ns: int) -> Iterator[tuple[bool, int, int]]:
+def _pressed(run: RunLog, first_ns: int) -> Iterator[tuple[bool, int, int]]:
     """Whether others held more than at ``first_ns``, since when and until when; the last one does not end."""
     taken = sorted((record["at_ns"], record["taken_bytes"]) for record in _records(run, "pressure"))
     usual_bytes = [0, *(size for at_ns, size in taken if at_ns <= first_ns)][-1]
@@ -212,7 +212,7 @@ def _spread(durations_ns: Iterable[int]) -> Spread:
     return {"p50": nearest_rank(ordered, 50), "p99": nearest_rank(ordered, 99), "n": len(ordered)}
 
 
-def _reliefs(run: Run) -> Iterator[Relief]:
+def _reliefs(run: RunLog) -> Iterator[Relief]:
     asked: dict[int, list[Record]] = {}
     for decision in _records(run, "decision"):
         asked.setdefault(decision["cause"], []).append(decision)
@@ -252,7 +252,7 @@ def _longest(
     return max(found, default=None)
 
 
-def _short_since(run: Run, until_ns: int) -> int | None:
+def _short_since(run: RunLog, until_ns: int) -> int | None:
     """Since when, at a time, more has been in use than the others left; ``None`` where there was room."""
     changes = sorted(
         (record for record in _records(run, "pressure", "memory") if record["at_ns"] <= until_ns),

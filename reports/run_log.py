@@ -31,7 +31,7 @@ class Fate(StrEnum):
     OPEN = "open"  # the run ended first
 
 
-class Token(NamedTuple):
+class LoggedToken(NamedTuple):
     """One token: when it was complete, the rung that produced it, its text (empty when none is known)."""
 
     at_ns: int
@@ -40,7 +40,7 @@ class Token(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seam:
+class SwitchInAnswer:
     """A place where an answer went on with another rung, before the token at ``position``.
 
     ``route`` is ``"reread"`` where the tokens were read again; ``duration_ns`` is what the switch itself took
@@ -67,8 +67,8 @@ class Attempt:
     kind: str
     number: int
     arrived_ns: int
-    tokens: list[Token] = field(default_factory=list)
-    seams: list[Seam] = field(default_factory=list)
+    tokens: list[LoggedToken] = field(default_factory=list)
+    seams: list[SwitchInAnswer] = field(default_factory=list)
     admitted_ns: int | None = None
     deferred: bool = False
     rung: str | None = None
@@ -76,14 +76,14 @@ class Attempt:
     reason: str | None = None
     ended_ns: int | None = None
 
-    def pause_ns(self, seam: Seam) -> int | None:
+    def pause_ns(self, seam: SwitchInAnswer) -> int | None:
         """The gap between the tokens on both sides of a seam; ``None`` where one side has no token."""
         if not 0 < seam.position < len(self.tokens):
             return None
         return self.tokens[seam.position].at_ns - self.tokens[seam.position - 1].at_ns
 
 
-class Sample(NamedTuple):
+class UsageSample(NamedTuple):
     """A memory record. ``parts`` has ``weights`` and ``scratch`` by rung, ``kv`` by tenant, ``transient`` by
     purpose; ``enforced`` says that it was taken after the levers of a round; ``alive`` that a process ran."""
 
@@ -105,7 +105,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunLog:
     """A parsed log. What is derived from it is computed once, when asked for."""
 
     header: Mapping[str, Any]
@@ -113,7 +113,7 @@ class Run:
     sha256: str = ""
 
     @classmethod
-    def read(cls, path: Path) -> Run:
+    def read(cls, path: Path) -> RunLog:
         """Read a log file; one torn last line is tolerated. Raises ``molt.formats.log.LogError``."""
         header, records = log.read(path)
         _, _, body = path.read_bytes().partition(b"\n")
@@ -169,7 +169,7 @@ class Run:
         return tuple(attempt for attempt in self.attempts if attempt.fate is not Fate.LOST)
 
     @cached_property
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[UsageSample, ...]:
         """The memory records."""
         return tuple(_samples(self.records))
 
@@ -288,7 +288,7 @@ def _produced(answers: _Answers, record: Record) -> None:
     pieces = record.get("pieces", ())
     for i in range(record["count"]):
         at_ns = stamps[i] if i < len(stamps) else record["at_ns"]
-        attempt.tokens.append(Token(at_ns, record["rung"], pieces[i] if i < len(pieces) else ""))
+        attempt.tokens.append(LoggedToken(at_ns, record["rung"], pieces[i] if i < len(pieces) else ""))
 
 
 def _work_on(attempt: Attempt, record: Record) -> None:
@@ -297,7 +297,9 @@ def _work_on(attempt: Attempt, record: Record) -> None:
     _admit(attempt, record)
     if attempt.rung not in (None, rung):
         source = str(attempt.rung)
-        attempt.seams.append(Seam(len(attempt.tokens), record["at_ns"], source, rung, "reread", 0, 0))
+        attempt.seams.append(
+            SwitchInAnswer(len(attempt.tokens), record["at_ns"], source, rung, "reread", 0, 0)
+        )
     attempt.rung = rung
 
 
@@ -307,7 +309,7 @@ def _switched(answers: _Answers, record: Record) -> None:
     if record["source"] == record["dest"]:
         return
     attempt.seams.append(
-        Seam(
+        SwitchInAnswer(
             position=len(attempt.tokens),
             at_ns=record["at_ns"],
             source=record["source"],
@@ -351,7 +353,7 @@ _FOLLOW: dict[tuple[str, str], Callable[[_Answers, Record], None]] = {
 # --- memory -------------------------------------------------------------------------------------------------
 
 
-def _samples(records: tuple[Record, ...]) -> Iterator[Sample]:
+def _samples(records: tuple[Record, ...]) -> Iterator[UsageSample]:
     alive = True
     for record in records:
         match record.get("kind"), record.get("type"):
@@ -362,7 +364,7 @@ def _samples(records: tuple[Record, ...]) -> Iterator[Sample]:
             case "memory", _:
                 parts = _mapping(record.get("parts"))
                 enforced = bool(record.get("round"))
-                yield Sample(
+                yield UsageSample(
                     record["at_ns"], record["budget_bytes"], record["usage_bytes"], parts, enforced, alive
                 )
 

@@ -1,4 +1,4 @@
-"""The shape of ``summary.json`` as strict pydantic models, for readers; ``Summary.model_json_schema()`` is
+"""The shape of ``summary.json`` as strict pydantic models, for readers; ``RunSummary.model_json_schema()`` is
 the JSON schema. Writing needs none of this. Units are in the names, definitions in ``reports.metrics``."""
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 
-class Strict(BaseModel):
+class SummaryModel(BaseModel):
     """No unknown keys, no missing keys, no conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Percentiles(Strict):
+class Percentiles(SummaryModel):
     """Nearest-rank percentiles; ``None`` when there were no values."""
 
     p50: float | None
@@ -22,7 +22,7 @@ class Percentiles(Strict):
     p99: float | None
 
 
-class Handoff(Strict):
+class HandoffNumbers(SummaryModel):
     """Means over the ``n`` switches whose quality was measured."""
 
     kl: float | None
@@ -32,7 +32,7 @@ class Handoff(Strict):
     n: int
 
 
-class Stall(Strict):
+class StallNumbers(SummaryModel):
     """The longest gap between two tokens: whose, from when on the run's clock, how long."""
 
     tenant: str
@@ -40,7 +40,7 @@ class Stall(Strict):
     ms: float
 
 
-class TenantSummary(Strict):
+class TenantSummary(SummaryModel):
     """One tenant's answer."""
 
     kind: str
@@ -54,7 +54,7 @@ class TenantSummary(Strict):
     rung_tokens: dict[str, int]
 
 
-class Spread(Strict):
+class Spread(SummaryModel):
     """Nearest-rank percentiles in milliseconds over ``n`` cases."""
 
     p50: float | None
@@ -62,7 +62,7 @@ class Spread(Strict):
     n: int
 
 
-class RealSummary(Strict):
+class RealSummary(SummaryModel):
     """What only a run with real processes has; definitions in ``reports.real_processes``."""
 
     kernel_kills: int | None
@@ -83,7 +83,7 @@ class RealSummary(Strict):
     transplant_ms: Spread
 
 
-class PolicySummary(Strict):
+class PolicySummary(SummaryModel):
     """The numbers of one policy."""
 
     killed: int
@@ -105,7 +105,7 @@ class PolicySummary(Strict):
     usage_peak_bytes: int | None
     file_mapped_peak_bytes: int
     rung_token_share: dict[str, float]
-    handoff: Handoff
+    handoff: HandoffNumbers
     tenants: dict[str, TenantSummary]
     answers_asked: int
     answers_finished: int
@@ -120,12 +120,12 @@ class PolicySummary(Strict):
     refusals: int
     simulated_s: float
     real: RealSummary | None = None
-    stall: Stall | None
+    stall: StallNumbers | None
     log_complete: bool
     log_sha256: str
 
 
-class Violation(Strict):
+class Violation(SummaryModel):
     """An invariant that did not hold, and the record that says so."""
 
     policy: str
@@ -135,7 +135,7 @@ class Violation(Strict):
     detail: str | None
 
 
-class Summary(Strict):
+class RunSummary(SummaryModel):
     """One scenario under several policies."""
 
     scenario: str | None
@@ -148,6 +148,6 @@ class Summary(Strict):
     policies: dict[str, PolicySummary]
 
 
-def read_summary(path: Path) -> Summary:
+def read_summary(path: Path) -> RunSummary:
     """A validated ``summary.json``. Raises ``pydantic.ValidationError``."""
-    return Summary.model_validate_json(path.read_bytes())
+    return RunSummary.model_validate_json(path.read_bytes())

@@ -12,9 +12,9 @@ from typing import Any
 
 from reports import metrics
 from reports.real_processes import real_numbers
-from reports.run_log import Run
+from reports.run_log import RunLog
 
-Metric = Callable[[Run], Any]
+Metric = Callable[[RunLog], Any]
 
 METRICS: dict[str, Metric] = {
     metric.__name__: metric
@@ -60,10 +60,10 @@ METRICS: dict[str, Metric] = {
 def summarise(log_paths: Mapping[str, Path], *, wall_s: float | None) -> dict[str, Any]:
     """The summary of the logs of one scenario, by policy. ``wall_s`` is what the run took on the wall, the
     only number that is not in the logs. Raises ``molt.formats.log.LogError``."""
-    return summarise_runs({policy: Run.read(path) for policy, path in log_paths.items()}, wall_s=wall_s)
+    return summarise_runs({policy: RunLog.read(path) for policy, path in log_paths.items()}, wall_s=wall_s)
 
 
-def summarise_runs(runs: Mapping[str, Run], *, wall_s: float | None) -> dict[str, Any]:
+def summarise_runs(runs: Mapping[str, RunLog], *, wall_s: float | None) -> dict[str, Any]:
     """As ``summarise``, of logs already read."""
     header = next((run.header for run in runs.values()), {})
     scenario = header.get("scenario", {})
@@ -88,7 +88,7 @@ def summary_json(summary: Mapping[str, Any]) -> str:
     return json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _policy(run: Run) -> dict[str, Any]:
+def _policy(run: RunLog) -> dict[str, Any]:
     numbers = {key: metric(run) for key, metric in METRICS.items()}
     longest = metrics.stall(run)
     real = real_numbers(run)

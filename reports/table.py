@@ -23,7 +23,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One line of the comparison; ``group`` names the lines it belongs to."""
 
     group: str
@@ -31,11 +31,11 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-def rows(summary: Mapping[str, Any]) -> list[Row]:
+def rows(summary: Mapping[str, Any]) -> list[TableRow]:
     """Every line of the comparison, one cell a policy."""
     policies = list(summary["policies"].values())
     return [
-        Row(group, label, tuple(cell(policy) for policy in policies))
+        TableRow(group, label, tuple(cell(policy) for policy in policies))
         for group, label, cell in (*_LINES, *_rung_lines(policies), *_real_lines(policies))
     ]
 

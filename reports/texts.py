@@ -9,14 +9,14 @@ from itertools import groupby
 
 from reports import formatting
 from reports.metrics import NS_PER_MS
-from reports.run_log import Attempt, Fate, Run, Seam
+from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
 
 MARK = "▪"  # stands for a token whose text is not in the log
 NAME_CHARS_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RungSpan:
     """Successive tokens of one rung. ``text`` has one mark a token where the log has no text."""
 
     rung: str
@@ -29,11 +29,11 @@ class Joint:
     """A seam as the reader of an answer met it; ``pause_ms`` is the gap between the tokens on both sides,
     ``None`` where one side has no token."""
 
-    seam: Seam
+    seam: SwitchInAnswer
     pause_ms: float | None
 
 
-def fragments(attempt: Attempt) -> Iterator[Stretch | Joint]:
+def fragments(attempt: Attempt) -> Iterator[RungSpan | Joint]:
     """An answer from its first token to its last, with its seams where they happened."""
     spelled = any(token.text for token in attempt.tokens)
     done = 0
@@ -49,7 +49,7 @@ def tenant_text(attempts: tuple[Attempt, ...]) -> str:
     return "\n".join(map(_attempt_text, attempts))
 
 
-def file_names(run: Run) -> Mapping[str, str]:
+def file_names(run: RunLog) -> Mapping[str, str]:
     """A file name for each tenant: no tenant's name can lead out of the folder or hit another file."""
     names: dict[str, str] = {}
     for tenant in run.answers:
@@ -73,14 +73,14 @@ def ending(attempt: Attempt) -> str:
     return f"cancelled at {when}"
 
 
-def _stretches(attempt: Attempt, start: int, stop: int, spelled: bool) -> Iterator[Stretch]:
+def _stretches(attempt: Attempt, start: int, stop: int, spelled: bool) -> Iterator[RungSpan]:
     for rung, group in groupby(attempt.tokens[start:stop], key=lambda token: token.rung):
         tokens = list(group)
         text = "".join(token.text for token in tokens) if spelled else MARK * len(tokens)
-        yield Stretch(rung, formatting.printable(text), len(tokens))
+        yield RungSpan(rung, formatting.printable(text), len(tokens))
 
 
-def _joint(attempt: Attempt, seam: Seam) -> Joint:
+def _joint(attempt: Attempt, seam: SwitchInAnswer) -> Joint:
     pause_ns = attempt.pause_ns(seam)
     return Joint(seam, None if pause_ns is None else pause_ns / NS_PER_MS)
 
@@ -89,7 +89,7 @@ def _attempt_text(attempt: Attempt) -> str:
     parts: list[str] = []
     for fragment in fragments(attempt):
         match fragment:
-            case Stretch(rung, text):
+            case RungSpan(rung, text):
                 parts.append(text if parts else f"[{formatting.printable(rung)}] {text}")
             case Joint(seam, pause_ms):
                 names = formatting.printable(f"{seam.source} -> {seam.dest}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from reports.run_log import Record, Run
+from reports.run_log import Record, RunLog
 
 
 class Doing(StrEnum):
@@ -25,7 +25,7 @@ class Doing(StrEnum):
     LOADING = "loading"  # of the process
 
 
-class Phase(NamedTuple):
+class TimelinePhase(NamedTuple):
     """Something that went on from ``start_ns`` to ``end_ns``; ``tenant`` is empty for the process itself,
     ``tokens`` counts those read, decoded or carried."""
 
@@ -37,7 +37,7 @@ class Phase(NamedTuple):
     tokens: int = 0
 
 
-def phases(run: Run) -> list[Phase]:
+def phases(run: RunLog) -> list[TimelinePhase]:
     """Every phase of a run, by its beginning."""
     follower = _Follower({r["seq"]: r["at_ns"] for r in run.decisions("Load")})
     found = [phase for record in run.records for phase in follower.follow(record)]
@@ -45,7 +45,7 @@ def phases(run: Run) -> list[Phase]:
     for attempt in run.attempts:
         until_ns = next(at for at in (attempt.admitted_ns, attempt.ended_ns, run.end_ns) if at is not None)
         if until_ns > attempt.arrived_ns:
-            found.append(Phase(attempt.tenant, Doing.WAITING, attempt.arrived_ns, until_ns))
+            found.append(TimelinePhase(attempt.tenant, Doing.WAITING, attempt.arrived_ns, until_ns))
     return sorted(found, key=lambda phase: (phase.start_ns, phase.end_ns))
 
 
@@ -58,7 +58,7 @@ class _Follower:
     ready_ns: dict[str, int] = field(default_factory=dict)
     parked_ns: dict[str, int] = field(default_factory=dict)
 
-    def follow(self, record: Record) -> Iterator[Phase]:
+    def follow(self, record: Record) -> Iterator[TimelinePhase]:
         """The phases that a record ends."""
         at_ns: int = record.get("at_ns", 0)
         tenant: str = record.get("tenant", "")
@@ -78,30 +78,30 @@ class _Follower:
                 began_ns = at_ns - record["duration_ns"]
                 self.busy_ns = at_ns
                 yield from self._unpark(tenant, began_ns)
-                yield Phase(tenant, Doing.SWITCHING, began_ns, at_ns, record["dest"], record["cells"])
+                yield TimelinePhase(tenant, Doing.SWITCHING, began_ns, at_ns, record["dest"], record["cells"])
             case "RungLoaded":
                 asked_ns = self.load_asked_ns.get(record.get("decision") or 0, at_ns)
                 self.busy_ns = at_ns
-                yield Phase("", Doing.LOADING, asked_ns, at_ns, record["rung"])
+                yield TimelinePhase("", Doing.LOADING, asked_ns, at_ns, record["rung"])
             case "ProcessKilled":
                 yield from self.unpark_all(at_ns)
 
-    def unpark_all(self, at_ns: int) -> Iterator[Phase]:
+    def unpark_all(self, at_ns: int) -> Iterator[TimelinePhase]:
         """End whatever is still parked."""
         for tenant in list(self.parked_ns):
             yield from self._unpark(tenant, at_ns)
 
-    def _work(self, record: Record, doing: Doing, tokens: int, end_ns: int) -> Iterator[Phase]:
+    def _work(self, record: Record, doing: Doing, tokens: int, end_ns: int) -> Iterator[TimelinePhase]:
         tenant = record["tenant"]
         earliest_ns = max(self.busy_ns, self.ready_ns.get(tenant, 0), self.parked_ns.get(tenant, 0))
         start_ns = min(end_ns, earliest_ns)
         self.busy_ns = end_ns
         yield from self._unpark(tenant, start_ns)
-        yield Phase(tenant, doing, start_ns, end_ns, record["rung"], tokens)
+        yield TimelinePhase(tenant, doing, start_ns, end_ns, record["rung"], tokens)
 
-    def _unpark(self, tenant: str, at_ns: int) -> Iterator[Phase]:
+    def _unpark(self, tenant: str, at_ns: int) -> Iterator[TimelinePhase]:
         """End a tenant's parking; it can be served from then on."""
         start_ns = self.parked_ns.pop(tenant, None)
         if start_ns is not None:
             self.ready_ns[tenant] = at_ns
-            yield Phase(tenant, Doing.PARKED, start_ns, max(start_ns, at_ns))
+            yield TimelinePhase(tenant, Doing.PARKED, start_ns, max(start_ns, at_ns))

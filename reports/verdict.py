@@ -9,7 +9,7 @@ from typing import Any
 
 from reports import formatting
 from reports.metrics import NS_PER_MS
-from reports.run_log import Run
+from reports.run_log import RunLog
 
 
 class Tone(StrEnum):
@@ -29,7 +29,7 @@ class Verdict:
     sentences: tuple[str, ...]
 
 
-def verdict(policy: Mapping[str, Any], run: Run, violations: int = 0) -> Verdict:
+def verdict(policy: Mapping[str, Any], run: RunLog, violations: int = 0) -> Verdict:
     """The verdict on one policy's part of the summary and the run it was made of."""
     return Verdict(
         tone=_tone(policy, violations),
@@ -59,7 +59,7 @@ def _headline(policy: Mapping[str, Any]) -> str:
     return f"Never killed, {finished}"
 
 
-def _sentences(policy: Mapping[str, Any], run: Run, violations: int) -> Iterator[str]:
+def _sentences(policy: Mapping[str, Any], run: RunLog, violations: int) -> Iterator[str]:
     if not policy["log_complete"]:
         yield "The log breaks off: the numbers cover what was written."
     if violations:
@@ -78,7 +78,7 @@ def _nothing_ran(policy: Mapping[str, Any]) -> bool:
     return not policy["killed"] and not policy["tokens_out"]
 
 
-def _why_nothing_ran(run: Run) -> Iterator[str]:
+def _why_nothing_ran(run: RunLog) -> Iterator[str]:
     if not run.answers:
         yield "No request came in."
         return
@@ -92,7 +92,7 @@ def _why_nothing_ran(run: Run) -> Iterator[str]:
         )
 
 
-def _after_kills(policy: Mapping[str, Any], run: Run) -> str:
+def _after_kills(policy: Mapping[str, Any], run: RunLog) -> str:
     first = formatting.moment(next(run.events("ProcessKilled"))["at_ns"])
     which = "The kill" if policy["killed"] == 1 else "The first kill"
     asked = formatting.count(policy["answers_asked"], "answer")

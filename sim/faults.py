@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from molt.core.engine_protocol import LoadError, SpillError, SwitchError, Way
+from molt.core.engine_protocol import Destination, LoadError, SpillError, SwitchError
 from molt.core.events import Handoff
 from molt.core.ladder import Ladder
 from molt.engine.modelled import ModelledEngine
@@ -57,7 +57,7 @@ class FaultyEngine(ModelledEngine):
         withheld = self._random.random() < self._faults.release
         return freed - withheld * int(freed * self._faults.withheld_share * self._random.random())
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
         if self._random.random() < self._faults.switch:
             raise SwitchError("a fault")
         return super().switch(tenant, way)

@@ -41,7 +41,7 @@ from molt.policies.molt import Molt
 from molt.policies.restart import Restart
 from sim.coverage import MECHANISMS, fired
 from sim.faults import Faults, FaultyEngine
-from sim.world import World
+from sim.world import SimulatedWorld
 
 MIB = 1 << 20
 POSITIONS = 8192
@@ -55,7 +55,7 @@ CAMPAIGN = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class FuzzCase:
     """Everything a seed decides; the scheduler takes the ``costs`` for those ``believed``."""
 
     scenario: ResolvedScenario
@@ -80,7 +80,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Campaign:
+class FuzzCampaign:
     """The results of many seeds."""
 
     first: int
@@ -132,7 +132,7 @@ class Campaign:
 # --- from a seed to a world
 
 
-def make_case(seed: int) -> Case:
+def make_case(seed: int) -> FuzzCase:
     """The world of a seed."""
     random = Random(seed)  # noqa: S311
     ladder = _ladder(random)
@@ -173,7 +173,7 @@ def make_case(seed: int) -> Case:
         profile="fuzz",
         slowdown=1.0,
     )
-    return Case(scenario, ladder, costs, _hopeful(random, costs), policy, faults)
+    return FuzzCase(scenario, ladder, costs, _hopeful(random, costs), policy, faults)
 
 
 def _sometimes(random: Random, most: float) -> float:
@@ -325,10 +325,10 @@ def run_seed(seed: int) -> Result:
     )
 
 
-def _run(case: Case) -> tuple[World, str]:
+def _run(case: FuzzCase) -> tuple[SimulatedWorld, str]:
     random = Random(case.scenario.seed + 1)  # noqa: S311
     sink = io.StringIO()
-    world = World(
+    world = SimulatedWorld(
         case.scenario,
         case.ladder,
         case.costs,
@@ -347,7 +347,7 @@ def _digest(text: str) -> str:
 
 
 def _failure(
-    case: Case, world: World, records: list[dict[str, Any]], tokens: Counter[str], *, same: bool
+    case: FuzzCase, world: SimulatedWorld, records: list[dict[str, Any]], tokens: Counter[str], *, same: bool
 ) -> str | None:
     if world.violations:
         first = world.violations[0]
@@ -366,9 +366,9 @@ def _failure(
 # --- running many
 
 
-def run_campaign(first: int, seeds: int, jobs: int) -> Campaign:
+def run_campaign(first: int, seeds: int, jobs: int) -> FuzzCampaign:
     """Run seeds ``first``, ``first + 1``, ... on ``jobs`` processes."""
-    begin, campaign = time.perf_counter(), Campaign(first)
+    begin, campaign = time.perf_counter(), FuzzCampaign(first)
     numbers = range(first, first + seeds)
     console = Console(stderr=True)
     if jobs == 1:
@@ -403,7 +403,7 @@ def command(
         raise typer.Exit(1)
 
 
-def _table(campaign: Campaign) -> str:
+def _table(campaign: FuzzCampaign) -> str:
     counts = tabulate(
         [(name, campaign.fired[name]) for name in MECHANISMS], ("mechanism", "fired"), intfmt=","
     )

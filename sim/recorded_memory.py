@@ -18,14 +18,14 @@ Budgets = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RecordedMemory:
     """What others ``left``, the first at 0, and what the process was ``told``."""
 
     left: Budgets
     told: Budgets
 
 
-def read(run: Path, policy: str, scenario_name: str) -> Memory:
+def read(run: Path, policy: str, scenario_name: str) -> RecordedMemory:
     """The memory that a policy met in the run of a folder.
 
     ``InputError``: no such log, not of real processes, or of another scenario than ``scenario_name``.
@@ -46,4 +46,4 @@ def read(run: Path, policy: str, scenario_name: str) -> Memory:
         elif record["kind"] == "victim" and record["what"] == "allocator":
             # What it had taken is free, but not before the simulated OS, which is slower, has killed as well.
             left[record["at_ns"] + scenario["kill_after_ns"] + 1] = all_bytes
-    return Memory(tuple(sorted(left.items())), told)
+    return RecordedMemory(tuple(sorted(left.items())), told)

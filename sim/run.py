@@ -29,7 +29,7 @@ from molt.jobs.scenario import PolicySpec
 from molt.program import run_command
 from molt.units import show_duration
 from sim import recorded_memory
-from sim.world import World
+from sim.world import SimulatedWorld
 
 
 class Clock(StrEnum):
@@ -40,14 +40,14 @@ class Clock(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job(job.Job):
+class SimulationJob(job.Job):
     """Everything one simulation run needs, read and checked. ``memories`` has what a policy's process meets where that
     does not come from the scenario."""
 
     engine: EngineKind
     clock: Clock
     device: str
-    memories: Mapping[str, recorded_memory.Memory]
+    memories: Mapping[str, recorded_memory.RecordedMemory]
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ def prepare(
     seed: int | None = None,
     device: str = "cpu",
     memory_of: Path | None = None,
-) -> Job:
+) -> SimulationJob:
     """Read and check everything; raises ``InputError`` in one line, before anything is loaded or written."""
     if engine is EngineKind.MODELLED and clock is Clock.MEASURED:
         raise InputError("--clock measured: needs --engine real, the modelled engine takes no time")
@@ -83,11 +83,11 @@ def prepare(
         for _, policy in read.policies
         if memory_of is not None
     }
-    return Job(read.scenario, read.spec, read.costs, read.policies, engine, clock, device, memories)
+    return SimulationJob(read.scenario, read.spec, read.costs, read.policies, engine, clock, device, memories)
 
 
 def simulate(
-    run: Job, out: Path, on_progress: Callable[[str, int], None] = lambda policy, now_ns: None
+    run: SimulationJob, out: Path, on_progress: Callable[[str, int], None] = lambda policy, now_ns: None
 ) -> Outcome:
     """Run every policy of a job; one folder with a log for each under ``out``."""
     outcome = Outcome()
@@ -96,7 +96,7 @@ def simulate(
         folder = out / policy.name
         folder.mkdir(parents=True)
         with (folder / FILE_NAME).open("w", encoding="utf-8", newline="\n") as sink:
-            world = World(
+            world = SimulatedWorld(
                 run.scenario,
                 run.spec.ladder,
                 run.costs,
@@ -115,7 +115,7 @@ def simulate(
     return outcome
 
 
-def _engine(run: Job) -> Engine:
+def _engine(run: SimulationJob) -> Engine:
     if run.engine is EngineKind.MODELLED:
         return ModelledEngine(run.spec.ladder)
     from molt.engine.device import usable_device
@@ -125,12 +125,12 @@ def _engine(run: Job) -> Engine:
     return RealEngine(run.spec, measure_handoff=run.clock is Clock.PROFILE, device=usable_device(run.device))
 
 
-def _header(run: Job, named: PolicySpec, policy: Policy) -> dict[str, Any]:
+def _header(run: SimulationJob, named: PolicySpec, policy: Policy) -> dict[str, Any]:
     memory = {"memory": RETOLD} if run.memories else {}
     return {**job.header(run, named, policy), "engine": run.engine.value, "clock": run.clock.value, **memory}
 
 
-def warn_if_slow(run: Job) -> None:
+def warn_if_slow(run: SimulationJob) -> None:
     """Say on stderr when no policy can be sure to react before the OS kills."""
     longest = max(len(t.request.prompt_ids) + t.request.max_tokens for t in run.scenario.tenants)
     reaction_ns = max(step_ns_max(rung, longest) + rung.release_ns for rung in run.costs.rungs.values())

@@ -21,14 +21,14 @@ from molt.core.costs import CostModel
 from molt.core.engine_protocol import Decoded, Engine, LoadError
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder
-from molt.core.turns import DecodeStep, LoadStep, ReadStep, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, PrefillStep, SwitchStep
 from molt.core.view import Policy
 from molt.formats.log import Log
 from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
 from molt.worlds import base_world
-from molt.worlds.base_world import Guest, T, Wait
+from molt.worlds.base_world import RunningTenant, T, Wait
 from sim.oom_killer import OutOfMemoryKiller
-from sim.recorded_memory import Memory
+from sim.recorded_memory import RecordedMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Run:
     decoded: Decoded
 
 
-class World(base_world.World):
+class SimulatedWorld(base_world.World):
     """One policy's run of one scenario.
 
     ``signal_delays`` says how long after each change of the budget the process hears of it: once at once, unless it
@@ -63,7 +63,7 @@ class World(base_world.World):
         *,
         believed: CostModel | None = None,
         measured_clock: bool = False,
-        memory: Memory | None = None,
+        memory: RecordedMemory | None = None,
         signal_delays: Callable[[], tuple[int, ...]] = lambda: (0,),
         on_progress: Callable[[int], None] = lambda now_ns: None,
     ) -> None:
@@ -124,7 +124,7 @@ class World(base_world.World):
 
     def _arrival(self, tenant: ResolvedTenant) -> Wait[None]:
         yield self._env.timeout(tenant.arrives_ns)
-        guest = self._guests[tenant.name] = Guest(tenant.name, tenant.kind, tenant.request)
+        guest = self._guests[tenant.name] = RunningTenant(tenant.name, tenant.kind, tenant.request)
         if self._alive:
             self._tell(guest.arrived(self._now_ns))
         if tenant.leaves_ns is not None:
@@ -234,12 +234,12 @@ class World(base_world.World):
             outcome, took_ns = self._cross(step, move), total_ns
         self._crossed(step, move, outcome, took_ns)
 
-    def _read(self, step: ReadStep) -> Wait[None]:
-        tokens, cost_ns = self._stretch_of_reading(step)
-        yield from self._spend(cost_ns, lambda: self._engine.read(step.tenant, tokens, step.chunk))
+    def _prefill(self, step: PrefillStep) -> Wait[None]:
+        tokens, cost_ns = self._prefill_stretch(step)
+        yield from self._spend(cost_ns, lambda: self._engine.prefill(step.tenant, tokens, step.chunk))
         self._report(e.PromptRead(at_ns=self._now_ns, tenant=step.tenant, rung=step.rung, tokens=tokens))
 
-    def _stretch_of_reading(self, step: ReadStep) -> tuple[int, int]:
+    def _prefill_stretch(self, step: PrefillStep) -> tuple[int, int]:
         """Tokens and time of the chunks up to the first boundary after the next event of the world."""
         cost = self._costs.rungs[step.rung].read
         gap_ns = self._env.peek() - self._now_ns

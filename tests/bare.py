@@ -22,11 +22,11 @@ from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.scheduler import Scheduler
 from molt.core.state import State, after_event
-from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, PrefillStep, RestoreStep, Step, SwitchStep
 from molt.core.view import Policy
 from molt.formats.log import plain
 from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
-from molt.worlds.memory_books import Memory
+from molt.worlds.memory_books import MemoryBooks
 
 CHUNK_NS = 50_000_000
 Content = tuple[str, tuple[int, ...], int]
@@ -97,7 +97,7 @@ class BareWorld:
         self.now_ns = 0
         self.budget_bytes = 0
         self.told_bytes = 0
-        self.memory = Memory(self._memory_changed)
+        self.memory = MemoryBooks(self._memory_changed)
         self.caches: dict[str, Cache] = {}
         self.prompts: dict[str, int] = {}
         self.longest: dict[str, int] = {}
@@ -409,8 +409,8 @@ class BareWorld:
                 self._restore(step)
             case SwitchStep():
                 self._switch(step)
-            case ReadStep():
-                self._read(step)
+            case PrefillStep():
+                self._prefill(step)
             case DecodeStep():
                 self._decode(step)
             case _:
@@ -478,7 +478,7 @@ class BareWorld:
                 )
             )
 
-    def _read(self, step: ReadStep) -> None:
+    def _prefill(self, step: PrefillStep) -> None:
         cache = self._ready(step.tenant, step.rung, step.context)
         tokens = min(step.chunk, step.tokens)
         self._elapse(self.costs.rungs[step.rung].read.ns(tokens, step.context))

@@ -25,7 +25,7 @@ from molt.core.invariants import violations
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.core.scheduler import Scheduler
 from molt.core.state import Failure, State, Tenant, after_event
-from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, PrefillStep, RestoreStep, SwitchStep
 from molt.core.values import changed
 from molt.core.view import Policy
 from molt.jobs.plugins import make_policy
@@ -213,7 +213,7 @@ class Search:
                 settled = tenant.settled if carried or tenant.dropped else min(4, tenant.cells)
                 yield (e.Switched(**where, route="", cells=step.cells, duration_ns=1, settled=settled),)
                 yield (e.SwitchFailed(**where, reason=""),)
-            case ReadStep() as step:
+            case PrefillStep() as step:
                 yield (e.PromptRead(at_ns=0, tenant=step.tenant, rung=step.rung, tokens=step.tokens),)
             case DecodeStep() as step:
                 healed = min(step.heal, step.context - step.settled)

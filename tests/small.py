@@ -16,7 +16,7 @@ from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
 from molt.formats.log import Log, plain
 from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
-from sim.world import World
+from sim.world import SimulatedWorld
 
 MIB = 1 << 20
 MS = 1_000_000
@@ -134,7 +134,7 @@ def simulate(
         "ladder": plain(ladder),
         "costs": plain(costs),
     }
-    world = World(on, ladder, costs, policy, engine(ladder), Log(sink, header))
+    world = SimulatedWorld(on, ladder, costs, policy, engine(ladder), Log(sink, header))
     world.run()
     text = sink.getvalue()
     return Ran(text, [json.loads(line) for line in text.splitlines()[1:]], world.violations)

@@ -23,7 +23,7 @@ from molt.jobs.scenario import (
     TenantDocument,
     TraceDocument,
 )
-from molt.jobs.trace import Budget, Step, Trace
+from molt.jobs.trace import Budget, BudgetStep, Trace
 from molt.policies.molt import Molt
 
 SECOND_NS = 1_000_000_000
@@ -79,7 +79,7 @@ def traces(
 ) -> Trace:
     """Traces whose last step comes at ``end_ns`` at the latest."""
     later_ns = draw(st.sets(st.integers(1, end_ns), max_size=min(max_steps - 1, end_ns)))
-    return Trace(tuple(Step(at_ns, draw(budgets(rungs))) for at_ns in sorted({0} | later_ns)))
+    return Trace(tuple(BudgetStep(at_ns, draw(budgets(rungs))) for at_ns in sorted({0} | later_ns)))
 
 
 # --- scenarios ---

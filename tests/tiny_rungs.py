@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 
 import molt.kv  # noqa: F401
 from molt.core.ladder import KVLayout
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.models.ladder_file import RungSpec
 from molt.models.loader import load
 from molt.models.model_config import read_shape
@@ -41,7 +41,7 @@ LLAMA3 = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TinyRung(Resident):
+class TinyRung(LoadedRung):
     """A rung beside the transformers model with the same weights, which knows nothing of Molt."""
 
     model: PreTrainedModel

@@ -12,7 +12,7 @@ from itertools import cycle
 from rich.console import Console
 from rich.text import Text
 
-from molt.client.http_client import Client, Lever, Part, Served, ServerError, Summary, Token
+from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, Part, Served, ServerError
 
 STYLES = ("bold blue", "green", "italic yellow", "magenta", "cyan", "bright_black")
 """How the words of a rung look, from the largest on; a form beside the colour for the first and the third."""
@@ -45,7 +45,7 @@ def seam(lever: Lever) -> str:
     return f"⇆ {told['from']} → {told['to']} ({', '.join(facts)})"
 
 
-def closing(summary: Summary) -> str:
+def closing(summary: AnswerSummary) -> str:
     """The last line: ``[done: 40 tokens · rungs used tier0, tier1 · 1 migration costing 260 ms · killed=False]``."""
     told = summary.fields
     count = len(told["switches"])
@@ -73,14 +73,14 @@ class Screen:
     def show(self, part: Part) -> None:
         """Write one part as it comes."""
         match part:
-            case Token(text, rung):
+            case AnswerToken(text, rung):
                 self._write(Text(printable(text), self._style(rung)))
                 self._at_start = text.endswith("\n") if text else self._at_start
             case Lever("admit"):
                 pass  # the first word shows where it began
             case Lever():
                 self.line(seam(part), "reverse" if part.event == "switch" else "dim")
-            case Summary():
+            case AnswerSummary():
                 self.line(closing(part), "dim")
 
     def line(self, text: str, style: str = "dim") -> None:
@@ -122,7 +122,7 @@ class Conversation:
         complete = False
         try:
             for part in parts:
-                words += [part.text] if isinstance(part, Token) else []
+                words += [part.text] if isinstance(part, AnswerToken) else []
                 self._screen.show(part)
             complete = True
         except KeyboardInterrupt:

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from molt.client.chat import Screen, printable, seam, shown_ms
 from molt.client.chat import closing as closing_line
-from molt.client.http_client import Client, Lever, ServerError, Summary, Token
+from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, ServerError
 from molt.errors import InputError
 from molt.formats import provenance
 from molt.formats.log import FILE_NAME
@@ -50,7 +50,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Said(_Strict):
+class TimedToken(_Strict):
     """A token, ``at_ms`` after the question was sent."""
 
     at_ms: float
@@ -58,21 +58,21 @@ class Said(_Strict):
     rung: str
 
 
-class Cut(_Strict):
+class BudgetCut(_Strict):
     """The budget was cut: the server has taken it."""
 
     at_ms: float
     budget_bytes: int
 
 
-class Happened(_Strict):
+class TimedLever(_Strict):
     """Something that was done to the answer, as the server told it."""
 
     at_ms: float
     molt: dict[str, Any]
 
 
-Item = Said | Cut | Happened
+Item = TimedToken | BudgetCut | TimedLever
 
 
 class Session(_Strict):
@@ -114,8 +114,8 @@ def play(client: Client, admin: str, *, command: str, max_tokens: int, screen: S
     watch = Stopwatch()
     for part in client.answer(served, messages, kind="foreground", max_tokens=max_tokens, seed=SEED):
         match part:
-            case Token(text, rung, counts):
-                item = Said(at_ms=watch.ms(), text=text, rung=rung)
+            case AnswerToken(text, rung, counts):
+                item = TimedToken(at_ms=watch.ms(), text=text, rung=rung)
                 if not tokens:
                     screen.line(start_line(rung, item.at_ms))
                 items.append(item)
@@ -123,12 +123,12 @@ def play(client: Client, admin: str, *, command: str, max_tokens: int, screen: S
                 tokens += counts
                 if tokens == CUT_AFTER_TOKENS and counts:
                     client.post("/admin/budget", {"budget": budget}, admin)
-                    items.append(Cut(at_ms=watch.ms(), budget_bytes=budget))
+                    items.append(BudgetCut(at_ms=watch.ms(), budget_bytes=budget))
                     screen.line(cut_line(budget))
             case Lever():
-                items.append(Happened(at_ms=watch.ms(), molt=dict(part.fields)))
+                items.append(TimedLever(at_ms=watch.ms(), molt=dict(part.fields)))
                 screen.show(part)
-            case Summary():
+            case AnswerSummary():
                 screen.show(part)
                 return Session(
                     ladder=served.name,
@@ -254,22 +254,22 @@ def cut_line(budget_bytes: int) -> str:
 
 def annotated(session: Session) -> str:
     """The whole session as text: one line for everything that is not a word of the answer."""
-    first = next(item for item in session.items if isinstance(item, Said))
+    first = next(item for item in session.items if isinstance(item, TimedToken))
     blocks = [start_line(first.rung, first.at_ms, session.summary.get("prompt_tokens"))]
     words = ""
     for item in session.items:
-        if isinstance(item, Said):
+        if isinstance(item, TimedToken):
             words += item.text
             continue
-        line = cut_line(item.budget_bytes) if isinstance(item, Cut) else _lever_line(item)
+        line = cut_line(item.budget_bytes) if isinstance(item, BudgetCut) else _lever_line(item)
         if line:
             blocks += [*_wrapped(words), line]
             words = ""
-    summary = Summary(session.finish_reason, session.summary)
+    summary = AnswerSummary(session.finish_reason, session.summary)
     return "\n".join([*blocks, *_wrapped(words), closing_line(summary)]) + "\n"
 
 
-def _lever_line(item: Happened) -> str:
+def _lever_line(item: TimedLever) -> str:
     event = item.molt["event"]
     return "" if event == "admit" else seam(Lever(event, item.molt))
 

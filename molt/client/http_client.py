@@ -35,7 +35,7 @@ class ServerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class AnswerToken:
     """Text and the rung that wrote it; ``counts`` is false for text that was held back and comes late."""
 
     text: str
@@ -52,14 +52,14 @@ class Lever:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class AnswerSummary:
     """The end of an answer, and what it says of the whole."""
 
     finish_reason: str
     fields: Mapping[str, Any]
 
 
-Part = Token | Lever | Summary
+Part = AnswerToken | Lever | AnswerSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Client:
         max_tokens: int | None = None,
         seed: int | None = None,
     ) -> Generator[Part]:
-        """The parts of an answer, the ``Summary`` last. Closing the generator ends the answer."""
+        """The parts of an answer, the ``AnswerSummary`` last. Closing the generator ends the answer."""
         asked = {"messages": list(messages)} if served.chats else {"prompt": text_of(messages)}
         path = "/v1/chat/completions" if served.chats else "/v1/completions"
         options = {"max_tokens": max_tokens, "seed": seed}
@@ -143,7 +143,7 @@ class Client:
                 if event.data == "[DONE]":
                     break
                 part = part_of(json.loads(event.data))
-                complete |= isinstance(part, Summary)
+                complete |= isinstance(part, AnswerSummary)
                 if part is not None:
                     yield part
         if not complete:
@@ -172,13 +172,13 @@ def part_of(chunk: Mapping[str, Any]) -> Part | None:
     event = molt.get("event")
     for choice in chunk["choices"]:
         if event == "summary":
-            return Summary(choice["finish_reason"], molt)
+            return AnswerSummary(choice["finish_reason"], molt)
         if event in LEVERS:
             return Lever(event, molt)
         if text := choice["delta"].get("content") if "delta" in choice else choice["text"]:
-            return Token(text, molt.get("rung", ""), event == "token")
+            return AnswerToken(text, molt.get("rung", ""), event == "token")
         if event == "token":
-            return Token("", molt["rung"])
+            return AnswerToken("", molt["rung"])
     return None
 
 

@@ -28,7 +28,7 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class HealingFactor:
     """How many times longer than a bare one a decode step takes that re-reads ``tokens`` tokens on the way."""
 
     tokens: int
@@ -47,7 +47,7 @@ class RungCosts:
     release_ns: int
     read: StepCost
     decode: StepCost
-    healing: tuple[Stretch, ...] = ()
+    healing: tuple[HealingFactor, ...] = ()
 
     def healing_ns(self, tokens: int, context: int) -> int:
         """Time of a decode step on ``context`` cells that also re-reads ``tokens`` tokens of them.

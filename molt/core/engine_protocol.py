@@ -40,7 +40,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Destination:
     """How a cache gets to the rung ``dest``: by ``route``, into room for ``capacity`` cells. The last ``native``
     tokens of a projected cache are read by ``dest`` itself."""
 
@@ -104,7 +104,7 @@ class Engine(Protocol):
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
         """Open a generation with an empty cache of ``capacity`` cells in the geometry of ``rung``."""
 
-    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
         """Read the next ``tokens`` known tokens into the cache on the rung of the cache, ``chunk`` at a time."""
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
@@ -116,7 +116,7 @@ class Engine(Protocol):
     def settled_cells(self, tenant: str) -> int:
         """The first cells of a tenant's cache that need no healing: exact, or (after a shed) beyond it."""
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
         """Take the cache to another rung, which is resident; raises ``SwitchError`` and changes nothing if it cannot.
 
         With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on; until it is

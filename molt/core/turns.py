@@ -13,7 +13,7 @@ from molt.core.events import TenantKind
 from molt.core.state import Phase, State, Tenant
 
 TURN_TOKENS = 8
-READ_CHUNKS = (128, 64, 32, 16, 8)
+PREFILL_CHUNKS = (128, 64, 32, 16, 8)
 """Tokens read in one step: the most that stay within ``STEP_NS_MAX``, or within ``SLOW_STEP`` times what the fewest
 take, where that is longer: on a slow rung tiny chunks would gain little time and read several times slower."""
 SLOW_STEP = 1.5
@@ -49,7 +49,7 @@ class RestoreStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadStep:
+class PrefillStep:
     """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells.
 
     After every ``chunk`` of them a world looks whether something has happened.
@@ -77,7 +77,7 @@ class DecodeStep:
     heal: int
 
 
-Step = LoadStep | RestoreStep | SwitchStep | ReadStep | DecodeStep
+Step = LoadStep | RestoreStep | SwitchStep | PrefillStep | DecodeStep
 
 
 def in_turn(state: State) -> list[Tenant]:
@@ -113,7 +113,7 @@ def next_step(state: State, costs: CostModel) -> Step | None:
         if tenant.backlog > 0:
             chunk = _chunk(costs.rungs[tenant.target].read)
             tokens = tenant.backlog if aside is None else min(chunk, tenant.backlog)
-            return ReadStep(tenant.name, tenant.target, tokens, chunk, tenant.cells)
+            return PrefillStep(tenant.name, tenant.target, tokens, chunk, tenant.cells)
         tokens = min(tenant.max_tokens - tenant.produced, _turn_left(tenant, state))
         tokens = tokens if aside is None else 1
         return DecodeStep(tenant.name, tenant.target, tokens, tenant.cells, tenant.settled, tenant.heal)
@@ -135,5 +135,5 @@ def _turn_left(tenant: Tenant, state: State) -> int:
 
 
 def _chunk(cost: StepCost) -> int:
-    longest_ns = max(STEP_NS_MAX, SLOW_STEP * cost.ns(READ_CHUNKS[-1], 0))
-    return next(tokens for tokens in READ_CHUNKS if cost.ns(tokens, 0) <= longest_ns)
+    longest_ns = max(STEP_NS_MAX, SLOW_STEP * cost.ns(PREFILL_CHUNKS[-1], 0))
+    return next(tokens for tokens in PREFILL_CHUNKS if cost.ns(tokens, 0) <= longest_ns)

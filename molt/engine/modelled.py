@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from molt.core.engine_protocol import SINKS, Decoded, Request, SwitchError, Way
+from molt.core.engine_protocol import SINKS, Decoded, Destination, Request, SwitchError
 from molt.core.events import Handoff
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder, RouteKind
@@ -50,7 +50,7 @@ class ModelledEngine:
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
         self._generations[tenant] = _Generation(request, rung, capacity)
 
-    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
         generation = self._generations[tenant]
         self._check_resident(generation.rung)
         generation.settled += tokens if generation.settled == generation.cells else 0
@@ -72,7 +72,7 @@ class ModelledEngine:
         done = generation.produced == generation.request.max_tokens
         return Decoded(ids=(), pieces=(), finish="length" if done else None, count=produced)
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
         generation = self._generations[tenant]
         self._check_resident(way.dest)
         if generation.read - generation.dropped > way.capacity:

@@ -23,7 +23,7 @@ import torch
 from tokenizers import Tokenizer
 
 from molt.core import healing
-from molt.core.engine_protocol import SINKS, Decoded, LoadError, Request, SpillError, SwitchError, Way
+from molt.core.engine_protocol import SINKS, Decoded, Destination, LoadError, Request, SpillError, SwitchError
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from molt.engine.detokenise import Detokeniser
@@ -33,9 +33,9 @@ from molt.errors import LadderError
 from molt.formats.weights_file import read_json
 from molt.kv import map_file
 from molt.kv.cache import PreallocatedCache
-from molt.kv.handoff_quality import Yardstick, judge, yardstick
+from molt.kv.handoff_quality import SwitchReference, judge, switch_reference
 from molt.kv.heal import step as heal_step
-from molt.kv.loaded_rung import NotFinite, Resident, as_resident
+from molt.kv.loaded_rung import LoadedRung, NotFinite, as_loaded_rung
 from molt.kv.map_file import MapRefused, binding
 from molt.kv.project import KVMap
 from molt.kv.spill import Spilled, restore, spill
@@ -53,17 +53,17 @@ class _Loaded:
     ``memory`` gives nothing once the weights are back with the system.
     """
 
-    resident: Resident
+    resident: LoadedRung
     weight_bytes: int
     memory: Callable[[], object]
     ends: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossing:
+class _SwitchUnderWay:
     """A switch under way, and the work of it."""
 
-    way: Way
+    way: Destination
     work: Work[PreallocatedCache]
 
 
@@ -80,7 +80,7 @@ class _Generation:
     settled: int = 0
     spilled: Spilled | None = None
     finish: str | None = None
-    crossing: _Crossing | None = None
+    crossing: _SwitchUnderWay | None = None
 
     @property
     def produced(self) -> int:
@@ -171,7 +171,7 @@ class RealEngine:
             detokeniser=Detokeniser(self._tokenizer),
         )
 
-    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
         """Read the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time."""
         generation = self._generations[tenant]
         end = generation.read + tokens
@@ -198,7 +198,7 @@ class RealEngine:
             pieces.append(piece)
         return Decoded(len(ids), tuple(ids), tuple(pieces), generation.finish)
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
         """Take the cache to another rung, which is resident; raises ``SwitchError`` and changes nothing if it cannot.
 
         With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on.
@@ -207,7 +207,7 @@ class RealEngine:
         under_way, generation.crossing = generation.crossing, None
         text = generation.known[: generation.read + 1]
         if under_way is None or under_way.way != way:
-            under_way = _Crossing(way, self._carried(generation.rung, generation.cache, text, way))
+            under_way = _SwitchUnderWay(way, self._carried(generation.rung, generation.cache, text, way))
         target = self._loaded[way.dest].resident
         with no_memory_is(SwitchError, "for the switch"):
             measures = self._measure_handoff
@@ -223,7 +223,7 @@ class RealEngine:
         return None if by is None else judge(target, carried, by).handoff()
 
     def _carried(
-        self, source: str, cache: PreallocatedCache, text: list[int], way: Way
+        self, source: str, cache: PreallocatedCache, text: list[int], way: Destination
     ) -> Work[PreallocatedCache]:
         """A cache of ``source`` as it is to be on the rung it goes to."""
         target = self._loaded[way.dest].resident
@@ -335,7 +335,7 @@ class RealEngine:
         piece = generation.detokeniser.push(token)
         return token, piece if generation.finish is None else piece + generation.detokeniser.flush()
 
-    def _next_logits(self, resident: Resident, generation: _Generation, heal: int) -> torch.Tensor:
+    def _next_logits(self, resident: LoadedRung, generation: _Generation, heal: int) -> torch.Tensor:
         """Logits (vocabulary,) of the next token; on the way, ``heal`` tokens of the cache are re-read."""
         cache, cells, settled = generation.cache, generation.cache.cells, generation.settled
         healed = healing.chunk(cells, settled, heal)
@@ -353,7 +353,7 @@ class RealEngine:
     def _bring_in(self, rung: str) -> Work[_Loaded]:
         folder = self._rungs[rung].folder
         loaded = yield from loading(self._rungs[rung], self._device)
-        resident = as_resident(loaded.decoder, self._spec, rung)
+        resident = as_loaded_rung(loaded.decoder, self._spec, rung)
         memory = (lambda: None) if loaded.arena is None else loaded.arena.watch()
         return _Loaded(resident, loaded.weight_bytes, memory, end_tokens(folder))
 
@@ -374,14 +374,14 @@ class RealEngine:
             raise SwitchError(str(refusal)) from refusal
 
     def _yardstick(
-        self, source: str, dest: Resident, cache: PreallocatedCache, text: list[int]
-    ) -> Yardstick | None:
+        self, source: str, dest: LoadedRung, cache: PreallocatedCache, text: list[int]
+    ) -> SwitchReference | None:
         """What to judge a switch by; nothing if the cache is empty or the text fills the destination."""
         if cache.cells == 0 or len(text) >= dest.max_positions:
             return None
-        return yardstick(self._reference(source), dest, cache, text)
+        return switch_reference(self._reference(source), dest, cache, text)
 
-    def _reference(self, rung: str) -> Resident:
+    def _reference(self, rung: str) -> LoadedRung:
         """A rung for measurements only, whether or not it is resident for the generations."""
         if rung in self._loaded:
             return self._loaded[rung].resident

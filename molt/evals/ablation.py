@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from molt.core.ladder import Route
 from molt.evals import baseline_maps
-from molt.evals.caches import FULL, Crossing, Recipe, composed, controls, references
-from molt.evals.handoff import crossing_of, route_tables
+from molt.evals.caches import FULL, CacheRecipe, RouteCase, composed, controls, references
+from molt.evals.handoff import route_case, route_tables
 from molt.evals.result import Ablation, Gate, LeftOut
-from molt.evals.setup import Bench, Progress, Settings, Text, origin, quietly, texts_facts
+from molt.evals.setup import JudgedText, LoadedLadder, Progress, Settings, origin, quietly, texts_facts
 from molt.kv.transplant import Islands
 
 FIRST = (0, 1, 4, 16, 64)
@@ -25,9 +25,9 @@ RIDGES = (1e-3, 1e-1)
 
 
 def ablation(
-    bench: Bench,
+    bench: LoadedLadder,
     found: Sequence[Route],
-    texts: Sequence[Text],
+    texts: Sequence[JudgedText],
     settings: Settings,
     *,
     command: str,
@@ -47,11 +47,11 @@ def ablation(
 
 
 def dials(
-    bench: Bench, route: Route, settings: Settings, texts: Sequence[Text], progress: Progress
-) -> tuple[list[Recipe], list[LeftOut]]:
+    bench: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
+) -> tuple[list[CacheRecipe], list[LeftOut]]:
     """The rows of one route."""
     dest, shape = bench.rung(route.dest), bench.spec.rung(route.dest).shape
-    crossing = crossing_of(bench, route, settings)
+    crossing = route_case(bench, route, settings)
     basis = [
         references(dest, shape, settings.context)[0],
         controls(dest, shape, settings.context)[0],
@@ -64,7 +64,7 @@ def dials(
         return basis, [LeftOut(row="dials of the map", why=str(why))]
 
 
-def island_dials(crossing: Crossing) -> list[Recipe]:
+def island_dials(crossing: RouteCase) -> list[CacheRecipe]:
     """More and fewer tokens at either end, as far as the context goes."""
     first, last = crossing.islands.first, crossing.islands.last
     pairs = [*((dial, last) for dial in FIRST), *((first, dial) for dial in LAST)]
@@ -78,7 +78,9 @@ def island_dials(crossing: Crossing) -> list[Recipe]:
     ]
 
 
-def _map_dials(bench: Bench, route: Route, crossing: Crossing, progress: Progress) -> list[Recipe]:
+def _map_dials(
+    bench: LoadedLadder, route: Route, crossing: RouteCase, progress: Progress
+) -> list[CacheRecipe]:
     sums = baseline_maps.collect(bench, route, progress=progress)
     rotated = baseline_maps.collect(bench, route, rotated=True, progress=progress).solve()
     rows = sums.rows
@@ -98,5 +100,7 @@ def _map_dials(bench: Bench, route: Route, crossing: Crossing, progress: Progres
         maps[f"fitted here: {few.rows} rows"] = few.solve()
     return [
         *(crossing.recipe(name, crossing.islands, kv_map) for name, kv_map in maps.items()),
-        Recipe("fitted here: keys left rotated", "without", lambda case: composed(crossing, case, rotated)),
+        CacheRecipe(
+            "fitted here: keys left rotated", "without", lambda case: composed(crossing, case, rotated)
+        ),
     ]

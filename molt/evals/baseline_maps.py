@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from molt.core.ladder import Route
-from molt.evals.setup import Bench, Progress, quietly
+from molt.evals.setup import LoadedLadder, Progress, quietly
 from molt.fitting.ridge import solve_reduced
 from molt.kv.features import columns_per_layer, layer_columns, nearest_layers, to_rows
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.kv.transplant import Islands
 from molt.models.pico.corpus import documents
@@ -49,8 +49,8 @@ class Sums:
     within a text, whatever differs between texts.
     """
 
-    source: Resident
-    dest: Resident
+    source: LoadedRung
+    dest: LoadedRung
     origin: Tensor  # (w,) float64
     within: bool = False
     rows: int = 0
@@ -146,7 +146,7 @@ def flat(rope: Rope) -> Rope:
 
 
 def collect(
-    bench: Bench,
+    bench: LoadedLadder,
     route: Route,
     *,
     rotated: bool = False,
@@ -196,7 +196,7 @@ def _windows(tokenizer: Tokenizer) -> Iterator[list[int]]:
 
 
 @torch.inference_mode()
-def _rows(source: Resident, dest: Resident, ids: Sequence[int], rotated: bool) -> Tensor:
+def _rows(source: LoadedRung, dest: LoadedRung, ids: Sequence[int], rotated: bool) -> Tensor:
     """Cells of both rungs and the destination's first input, side by side; without the first tokens."""
     skipped = Islands().first
     states = [

@@ -19,13 +19,13 @@ from torch import Tensor
 from molt.evals.baseline_maps import flat
 from molt.evals.healed import TOKENS, healed, predict_healing, steps_needed
 from molt.evals.scoring import Predictions, SourceSide, predict
-from molt.evals.setup import Text
+from molt.evals.setup import JudgedText
 from molt.evals.switch_flops import transplant_flops
 from molt.kv.cache import PreallocatedCache
 from molt.kv.handoff_quality import filled, own_cache, zero_cache
 from molt.kv.key_rotation import rotate, unrotate
 from molt.kv.kv_state import KVState
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.project import KVMap, project
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.flops import read_flops
@@ -43,10 +43,10 @@ LAST_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Case:
+class SwitchCase:
     """One text at the point of a switch: the caches of both rungs, and another document of the same length."""
 
-    text: Text
+    text: JudgedText
     other: tuple[int, ...]
     source: PreallocatedCache
     own: PreallocatedCache
@@ -63,7 +63,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recipe:
+class CacheRecipe:
     """One row: how its cache is made, and what that costs; ``flops`` is nothing where nobody would make it.
 
     ``whose`` names the rung whose cache it is, ``predict`` is how that rung goes on with it.
@@ -71,22 +71,22 @@ class Recipe:
 
     name: str
     kind: Literal["reference", "control", "mechanism", "without"]
-    make: Callable[[Case], PreallocatedCache]
+    make: Callable[[SwitchCase], PreallocatedCache]
     flops: int | None = None
     map_bytes: int = 0
     whose: Literal["source", "dest"] = "dest"
-    predict: Callable[[Resident, PreallocatedCache, Text, SourceSide], Predictions] = predict
+    predict: Callable[[LoadedRung, PreallocatedCache, JudgedText, SourceSide], Predictions] = predict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Crossing:
+class RouteCase:
     """A projecting route with everything it needs, and a text: ``cells`` before the switch, ``going_on`` tokens after.
 
     ``maps`` are more maps of the route, by what is said of them.
     """
 
-    source: Resident
-    dest: Resident
+    source: LoadedRung
+    dest: LoadedRung
     shape: ModelShape
     kv_map: KVMap
     islands: Islands
@@ -106,10 +106,10 @@ class Crossing:
         islands: Islands,
         kv_map: KVMap | None = None,
         kind: Literal["reference", "control", "mechanism", "without"] = "without",
-    ) -> Recipe:
+    ) -> CacheRecipe:
         """A transplant as the engine does it, with other islands or another map."""
         chosen = kv_map or self.kv_map
-        return Recipe(
+        return CacheRecipe(
             name,
             kind,
             lambda case: transplant(
@@ -129,36 +129,36 @@ class Crossing:
 # ------------------------------------------------------------------------------------------- what every route has
 
 
-def references(dest: Resident, shape: ModelShape, cells: int) -> list[Recipe]:
+def references(dest: LoadedRung, shape: ModelShape, cells: int) -> list[CacheRecipe]:
     """The destination's own cache, under the three names by which it is known, and the source going on."""
     return [
-        Recipe(OWN, "reference", lambda case: case.own),
-        Recipe(
+        CacheRecipe(OWN, "reference", lambda case: case.own),
+        CacheRecipe(
             "restart: re-read",
             "reference",
             lambda case: dest.read_afresh(case.read),
             read_flops(shape, cells),
         ),
-        Recipe("always small from the start", "reference", lambda case: case.own),
-        Recipe("source, no switch", "reference", lambda case: case.source, whose="source"),
+        CacheRecipe("always small from the start", "reference", lambda case: case.own),
+        CacheRecipe("source, no switch", "reference", lambda case: case.source, whose="source"),
     ]
 
 
-def controls(dest: Resident, shape: ModelShape, cells: int) -> list[Recipe]:
+def controls(dest: LoadedRung, shape: ModelShape, cells: int) -> list[CacheRecipe]:
     """Caches that must do worse; what does not notice them measures nothing."""
     last = min(LAST_TOKENS, cells)
     return [
-        Recipe(NOTHING, "control", lambda case: dest.empty_cache(0), 0),
-        Recipe("zero cache", "control", lambda case: zero_cache(dest, case.own.positions)),
-        Recipe(
+        CacheRecipe(NOTHING, "control", lambda case: dest.empty_cache(0), 0),
+        CacheRecipe("zero cache", "control", lambda case: zero_cache(dest, case.own.positions)),
+        CacheRecipe(
             "another document's cache",
             "control",
             lambda case: own_cache(dest, case.other, case.own.positions),
         ),
-        Recipe("noise of the same moments", "control", lambda case: _noise(dest, case)),
-        Recipe("own cache, K shuffled", "control", lambda case: _shuffled(dest, case, keys=True)),
-        Recipe("own cache, V shuffled", "control", lambda case: _shuffled(dest, case, keys=False)),
-        Recipe(
+        CacheRecipe("noise of the same moments", "control", lambda case: _noise(dest, case)),
+        CacheRecipe("own cache, K shuffled", "control", lambda case: _shuffled(dest, case, keys=True)),
+        CacheRecipe("own cache, V shuffled", "control", lambda case: _shuffled(dest, case, keys=False)),
+        CacheRecipe(
             f"last {last} tokens only, native",
             "control",
             lambda case: alone(dest, case.read, 0, last),
@@ -167,7 +167,7 @@ def controls(dest: Resident, shape: ModelShape, cells: int) -> list[Recipe]:
     ]
 
 
-def alone(dest: Resident, read: Sequence[int], first: int, last: int) -> PreallocatedCache:
+def alone(dest: LoadedRung, read: Sequence[int], first: int, last: int) -> PreallocatedCache:
     """The first and the last tokens read natively, at their positions, with nothing between them."""
     first = min(first, len(read))
     last = min(last, len(read) - first)
@@ -177,7 +177,7 @@ def alone(dest: Resident, read: Sequence[int], first: int, last: int) -> Preallo
     return cache
 
 
-def _noise(dest: Resident, case: Case) -> PreallocatedCache:
+def _noise(dest: LoadedRung, case: SwitchCase) -> PreallocatedCache:
     """Normal numbers with the mean and deviation over cells that every component of the own cache has."""
     state, generator = case.own.export(), case.generator()
     content = unrotate(state.keys, state.positions, dest.rope)
@@ -191,7 +191,7 @@ def _alike(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return tensor.mean(2, keepdim=True) + deviation * torch.randn(tensor.shape, generator=generator)
 
 
-def _shuffled(dest: Resident, case: Case, *, keys: bool) -> PreallocatedCache:
+def _shuffled(dest: LoadedRung, case: SwitchCase, *, keys: bool) -> PreallocatedCache:
     state = case.own.export()
     order = torch.randperm(state.cells, generator=case.generator())
     if not keys:
@@ -203,7 +203,7 @@ def _shuffled(dest: Resident, case: Case, *, keys: bool) -> PreallocatedCache:
 # ---------------------------------------------------------------------------------------------- routes with a map
 
 
-def crossings(route: Crossing) -> list[Recipe]:
+def mechanism_recipes(route: RouteCase) -> list[CacheRecipe]:
     """The mechanism, and what is left of it without each of its parts."""
     islands = route.islands
     recipes = [
@@ -212,25 +212,25 @@ def crossings(route: Crossing) -> list[Recipe]:
         route.recipe("no first island", Islands(0, islands.last)),
         route.recipe("no last island", Islands(islands.first, 0)),
         route.recipe("no islands: the map alone", Islands(0, 0)),
-        Recipe(
+        CacheRecipe(
             "no map: islands alone",
             "without",
             lambda case: alone(route.dest, case.read, islands.first, islands.last),
             read_flops(route.shape, islands.first) + read_flops(route.shape, islands.last, islands.first),
         ),
-        Recipe(
+        CacheRecipe(
             "no RoPE sandwich, same map",
             "without",
             lambda case: composed(route, case, route.kv_map),
         ),
-        Recipe("native K, mapped V", "without", lambda case: _mixed(route, case, native_keys=True)),
-        Recipe("mapped K, native V", "without", lambda case: _mixed(route, case, native_keys=False)),
+        CacheRecipe("native K, mapped V", "without", lambda case: _mixed(route, case, native_keys=True)),
+        CacheRecipe("mapped K, native V", "without", lambda case: _mixed(route, case, native_keys=False)),
     ]
     recipes += [route.recipe(name, islands, kv_map) for name, kv_map in route.maps.items()]
     if route.rotated is not None:
         rotated = route.rotated
         recipes.append(
-            Recipe(
+            CacheRecipe(
                 ROTATED,
                 "without",
                 lambda case: composed(route, case, rotated),
@@ -239,19 +239,23 @@ def crossings(route: Crossing) -> list[Recipe]:
     return recipes
 
 
-def healings(route: Crossing) -> list[Recipe]:
+def healings(route: RouteCase) -> list[CacheRecipe]:
     """The mechanism while it heals, and the cache in which that ends."""
     full, settled = route.recipe(FULL, route.islands).make, route.islands.first
 
-    def healing(dest: Resident, cache: PreallocatedCache, text: Text, side: SourceSide) -> Predictions:
+    def healing(
+        dest: LoadedRung, cache: PreallocatedCache, text: JudgedText, side: SourceSide
+    ) -> Predictions:
         return predict_healing(dest, cache, text, side, settled)
 
-    on_the_way = Recipe(HEALING, "mechanism", full, predict=healing)
-    at_the_end = Recipe(HEALED, "mechanism", lambda case: healed(route.dest, full(case), case.text, settled))
+    on_the_way = CacheRecipe(HEALING, "mechanism", full, predict=healing)
+    at_the_end = CacheRecipe(
+        HEALED, "mechanism", lambda case: healed(route.dest, full(case), case.text, settled)
+    )
     return [on_the_way, at_the_end] if route.heals else [on_the_way]
 
 
-def composed(route: Crossing, case: Case, kv_map: KVMap) -> PreallocatedCache:
+def composed(route: RouteCase, case: SwitchCase, kv_map: KVMap) -> PreallocatedCache:
     """A transplant whose map sees and gives keys as if they had no position."""
     dest, cells = route.dest, case.source.cells
     head = min(route.islands.first, cells)
@@ -266,7 +270,7 @@ def composed(route: Crossing, case: Case, kv_map: KVMap) -> PreallocatedCache:
     return cache
 
 
-def _mixed(route: Crossing, case: Case, *, native_keys: bool) -> PreallocatedCache:
+def _mixed(route: RouteCase, case: SwitchCase, *, native_keys: bool) -> PreallocatedCache:
     """K of one cache with V of the other."""
     carried = route.recipe(FULL, route.islands).make(case).export()
     own = case.own.export()
@@ -277,16 +281,16 @@ def _mixed(route: Crossing, case: Case, *, native_keys: bool) -> PreallocatedCac
 # -------------------------------------------------------------------------------------- routes of the same weights
 
 
-def carries(dest: Resident, diagonal: Callable[[Case], Diagonal]) -> list[Recipe]:
+def carries(dest: LoadedRung, diagonal: Callable[[SwitchCase], Diagonal]) -> list[CacheRecipe]:
     """Between two precisions: the cache as it is, and re-aligned component by component."""
     return [
-        Recipe(
+        CacheRecipe(
             FULL + ": carry as it is",
             "mechanism",
             lambda case: carry(case.source.fork(spare=0), dest, case.text.known, len(case.text.known)),
             0,
         ),
-        Recipe(
+        CacheRecipe(
             "diagonal re-alignment",
             "without",
             lambda case: _aligned(dest, case, diagonal(case)),
@@ -312,7 +316,7 @@ class Moments:
     sums: Tensor  # (5, 2, L, H, 1, D)
 
 
-def moments(source: PreallocatedCache, dest_cache: PreallocatedCache, dest: Resident) -> Moments:
+def moments(source: PreallocatedCache, dest_cache: PreallocatedCache, dest: LoadedRung) -> Moments:
     """Moments of one document, both caches being of the same text."""
     sides = []
     for cache in (source, dest_cache):
@@ -335,7 +339,7 @@ def diagonal_of(parts: Sequence[Moments]) -> Diagonal:
     return Diagonal((key_scale, key_offset), (value_scale, value_offset))
 
 
-def _aligned(dest: Resident, case: Case, diagonal: Diagonal) -> PreallocatedCache:
+def _aligned(dest: LoadedRung, case: SwitchCase, diagonal: Diagonal) -> PreallocatedCache:
     state = case.source.export()
     content = unrotate(state.keys, state.positions, dest.rope)
     keys = content * diagonal.keys[0] + diagonal.keys[1]

@@ -26,7 +26,7 @@ from molt.evals.drift import TOKENS_BETWEEN, drift, journeys, tokens_needed
 from molt.evals.handoff import check_gates, handoff
 from molt.evals.residuals import residuals
 from molt.evals.result import Gate, Table, to_json, write
-from molt.evals.setup import Bench, Settings, Text
+from molt.evals.setup import JudgedText, LoadedLadder, Settings
 from molt.evals.switch_cost import CONTEXT_MAX, CONTEXT_MIN, REPEATS, switch_cost
 from molt.kv.transplant import Islands
 
@@ -80,7 +80,7 @@ def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_m
     ) -> None:
         settings = Settings(documents, context, continuation, seed, Islands(first, last))
         path = _place(out, name, ladder)
-        bench = benches.open_bench(ladder)
+        bench = benches.open_ladder(ladder)
         routes = benches.routes(bench.spec, source, dest, only_maps=only_maps)
         found, documents_from = benches.documents(folder)
         texts = benches.texts(bench.spec, found, settings)
@@ -137,7 +137,7 @@ def drift_command(
     """Switch there, back and there again, and judge every switch beside a single one at the same place."""
     settings = Settings(documents, context, continuation, seed, Islands(first, last))
     path = _place(out, "drift", ladder)
-    bench = benches.open_bench(ladder)
+    bench = benches.open_ladder(ladder)
     paths = journeys(benches.routes(bench.spec, None, None), source, dest)
     if not paths:
         raise InputError(f"{bench.spec.path}: no two rungs here have a way there and back")
@@ -176,7 +176,7 @@ def switch_cost_command(
     """Time carrying against reading again, by length of the context. Let the machine do nothing else meanwhile."""
     settings = Settings(seed=seed, islands=Islands(first, last))
     path = _place(out, "switch-cost", ladder)
-    bench = benches.open_bench(ladder)
+    bench = benches.open_ladder(ladder)
     found = benches.routes(bench.spec, source, dest)
     ids = benches.texts(bench.spec, benches.documents(None)[0], settings)[0].known
     with _bars() as progress:
@@ -197,7 +197,7 @@ def switch_cost_command(
 
 
 def _passed(
-    bench: Bench, routes: Sequence[Route], texts: Sequence[Text], progress: benches.Progress
+    bench: LoadedLadder, routes: Sequence[Route], texts: Sequence[JudgedText], progress: benches.Progress
 ) -> list[Gate]:
     """The gates, all passed; else they are printed and the command ends with status 1."""
     gates = check_gates(bench, routes, texts, progress)

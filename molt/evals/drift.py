@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from molt.core.ladder import Route, RouteKind
-from molt.evals.result import Drift, Gate, Journey, Row
-from molt.evals.scoring import Scores, columns, predict, score, source_side, yardstick
-from molt.evals.setup import Bench, Progress, Settings, Text, origin, quietly, texts_facts
+from molt.evals.result import Drift, Gate, Journey, JudgedRow
+from molt.evals.scoring import Scores, columns, predict, reference_predictions, score, source_side
+from molt.evals.setup import JudgedText, LoadedLadder, Progress, Settings, origin, quietly, texts_facts
 from molt.kv.cache import PreallocatedCache
 from molt.kv.transplant import carry, transplant
 
@@ -55,9 +55,9 @@ def tokens_needed(settings: Settings, between: int = TOKENS_BETWEEN) -> Settings
 
 
 def drift(
-    bench: Bench,
+    bench: LoadedLadder,
     paths: Sequence[tuple[str, ...]],
-    texts: Sequence[Text],
+    texts: Sequence[JudgedText],
     settings: Settings,
     *,
     command: str,
@@ -85,16 +85,18 @@ def drift(
     )
 
 
-def _follow(bench: Bench, stages: Sequence[_Stage], text: Text, settings: Settings, between: int) -> None:
+def _follow(
+    bench: LoadedLadder, stages: Sequence[_Stage], text: JudgedText, settings: Settings, between: int
+) -> None:
     """One document along a path."""
     ids, known = (*text.known, *text.next), len(text.known)
     cache = bench.rung(stages[0].route.source).read_afresh(text.known[:-1])
     for stage in stages:
-        now = Text(text.name, ids[:known], ids[known : known + settings.continuation])
+        now = JudgedText(text.name, ids[:known], ids[known : known + settings.continuation])
         source, dest = bench.rung(stage.route.source), bench.rung(stage.route.dest)
         side = source_side(source, now)
         own = dest.read_afresh(now.known[:-1])
-        by = yardstick(predict(dest, own, now, side), side)
+        by = reference_predictions(predict(dest, own, now, side), side)
         cache = switched(bench, stage.route, cache, now.known, settings)
         single = switched(bench, stage.route, side.cache, now.known, settings)
         for scores, found in (
@@ -110,7 +112,7 @@ def _follow(bench: Bench, stages: Sequence[_Stage], text: Text, settings: Settin
 
 
 def switched(
-    bench: Bench, route: Route, cache: PreallocatedCache, known: Sequence[int], settings: Settings
+    bench: LoadedLadder, route: Route, cache: PreallocatedCache, known: Sequence[int], settings: Settings
 ) -> PreallocatedCache:
     """A cache taken over a route, as the engine does it; the one it is made from stays as it is."""
     dest = bench.rung(route.dest)
@@ -120,7 +122,7 @@ def switched(
     return transplant(cache, source.rope, bench.kv_map(route), dest, known, len(known), settings.islands)
 
 
-def _rows(stages: Sequence[_Stage], settings: Settings) -> list[Row]:
+def _rows(stages: Sequence[_Stage], settings: Settings) -> list[JudgedRow]:
     rows = []
     for number, stage in enumerate(stages, start=1):
         where = f"{stage.route.source} -> {stage.route.dest}"
@@ -130,5 +132,7 @@ def _rows(stages: Sequence[_Stage], settings: Settings) -> list[Row]:
         ):
             of = columns(scores, stage.own, stage.nothing, settings.marks, settings.seed)
             by_document = [float(one.kl.mean()) for one in scores]
-            rows.append(Row(name=name, kind="mechanism", columns=of, by_document=by_document, cost=None))
+            rows.append(
+                JudgedRow(name=name, kind="mechanism", columns=of, by_document=by_document, cost=None)
+            )
     return rows

@@ -21,7 +21,7 @@ from molt.kv.features import columns_per_layer
 from molt.kv.handoff_quality import continue_greedily, filled, kl_divergence
 from molt.kv.key_rotation import rotate, unrotate
 from molt.kv.kv_state import KVState
-from molt.kv.loaded_rung import CHUNK_TOKENS, Resident, log_probabilities
+from molt.kv.loaded_rung import CHUNK_TOKENS, LoadedRung, log_probabilities
 from molt.kv.project import KVMap, LayerMap, project
 
 GREEDY_TOKENS = 16
@@ -34,7 +34,7 @@ CELLS_AT_ONCE = 7  # a part of a cache; of no other number here a divisor
 
 
 @torch.inference_mode()
-def check_rung(rung: Resident, name: str, precision: str, known: Sequence[int]) -> list[Gate]:
+def check_rung(rung: LoadedRung, name: str, precision: str, known: Sequence[int]) -> list[Gate]:
     """All gates of one rung, on one text whose last token is fed."""
     last, position = known[-1], len(known) - 1
     cache = rung.read_afresh(known[:-1])
@@ -50,7 +50,7 @@ def check_rung(rung: Resident, name: str, precision: str, known: Sequence[int]) 
     ]
 
 
-def _reinjected(rung: Resident, name: str, cache: PreallocatedCache, last: int, position: int) -> Gate:
+def _reinjected(rung: LoadedRung, name: str, cache: PreallocatedCache, last: int, position: int) -> Gate:
     again = filled(rung, cache.export())
     before, after = (rung.step(one.fork(spare=1), [last], position) for one in (cache, again))
     return Gate(
@@ -62,7 +62,7 @@ def _reinjected(rung: Resident, name: str, cache: PreallocatedCache, last: int, 
     )
 
 
-def _round_trip(rung: Resident, name: str, cache: PreallocatedCache) -> Gate:
+def _round_trip(rung: LoadedRung, name: str, cache: PreallocatedCache) -> Gate:
     state = cache.export()
     keys = rotate(unrotate(state.keys, state.positions, rung.rope), state.positions, rung.rope)
     return Gate(
@@ -75,7 +75,7 @@ def _round_trip(rung: Resident, name: str, cache: PreallocatedCache) -> Gate:
 
 
 def _continues(
-    rung: Resident,
+    rung: LoadedRung,
     name: str,
     cache: PreallocatedCache,
     last: int,
@@ -96,7 +96,7 @@ def _continues(
     )
 
 
-def _oracle_map(rung: Resident, name: str, cache: PreallocatedCache, known: Sequence[int]) -> Gate:
+def _oracle_map(rung: LoadedRung, name: str, cache: PreallocatedCache, known: Sequence[int]) -> Gate:
     """The map that is known: every layer is itself."""
     state = cache.export()
     inputs = rung.read_below(rung.empty_cache(cache.cells), known[:-1], cache.positions, 0)
@@ -110,7 +110,7 @@ def _oracle_map(rung: Resident, name: str, cache: PreallocatedCache, known: Sequ
     )
 
 
-def _top_layers(rung: Resident, name: str, ids: Sequence[int]) -> Gate:
+def _top_layers(rung: LoadedRung, name: str, ids: Sequence[int]) -> Gate:
     """The upper half of the layers again, from the stream that enters them."""
     ids = ids[:CHUNK_TOKENS]
     half = rung.layout.layers // 2
@@ -134,7 +134,7 @@ def _top_layers(rung: Resident, name: str, ids: Sequence[int]) -> Gate:
 
 
 def _relocated(
-    rung: Resident, name: str, precision: str, cache: PreallocatedCache, known: Sequence[int]
+    rung: LoadedRung, name: str, precision: str, cache: PreallocatedCache, known: Sequence[int]
 ) -> Gate:
     """The same text further on: RoPE encodes distances only."""
     shift = min(SHIFT, rung.max_positions - len(known))
@@ -157,7 +157,7 @@ def _relocated(
     )
 
 
-def identity_map(rung: Resident) -> KVMap:
+def identity_map(rung: LoadedRung) -> KVMap:
     """The map of a rung to itself, layer by layer."""
     width, layout = columns_per_layer(rung.layout), rung.layout
     weight = torch.cat((torch.eye(width), torch.zeros(rung.hidden, width)))

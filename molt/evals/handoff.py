@@ -18,35 +18,35 @@ from molt.evals.caches import (
     ONE_LAYER,
     OWN,
     ROTATED,
-    Case,
-    Crossing,
+    CacheRecipe,
     Diagonal,
     Moments,
-    Recipe,
+    RouteCase,
+    SwitchCase,
     carries,
     controls,
-    crossings,
     diagonal_of,
+    mechanism_recipes,
     moments,
     references,
 )
 from molt.evals.gates import GREEDY_TOKENS, check_rung
 from molt.evals.healed import steps_needed
-from molt.evals.result import Cost, Gate, Handoff, LeftOut, RouteTable, Row
+from molt.evals.result import Cost, Gate, HandoffTable, JudgedRow, LeftOut, RouteTable
 from molt.evals.scoring import (
     Scores,
     SourceSide,
     columns,
     predict,
+    reference_predictions,
     score,
     source_side,
-    yardstick,
 )
 from molt.evals.setup import (
-    Bench,
+    JudgedText,
+    LoadedLadder,
     Progress,
     Settings,
-    Text,
     map_facts,
     origin,
     quietly,
@@ -62,21 +62,23 @@ GATE_TOKENS = 128
 
 
 @dataclass(slots=True, eq=False)
-class Plan:
+class RoutePlan:
     """One route, the rows it is judged in, and what has been measured of each so far."""
 
     route: Route
-    recipes: list[Recipe]
+    recipes: list[CacheRecipe]
     left_out: list[LeftOut]
     scores: dict[str, list[Scores]] = field(default_factory=dict)
     stalls_ms: dict[str, list[float]] = field(default_factory=dict)
 
 
-Recipes = Callable[[Bench, Route, Settings, Sequence[Text], Progress], tuple[list[Recipe], list[LeftOut]]]
+Recipes = Callable[
+    [LoadedLadder, Route, Settings, Sequence[JudgedText], Progress], tuple[list[CacheRecipe], list[LeftOut]]
+]
 
 
 def check_gates(
-    bench: Bench, found: Sequence[Route], texts: Sequence[Text], progress: Progress = quietly
+    bench: LoadedLadder, found: Sequence[Route], texts: Sequence[JudgedText], progress: Progress = quietly
 ) -> list[Gate]:
     """The gates of every rung that the routes touch, on the first text."""
     rungs = rungs_of(bench.spec, found)
@@ -91,18 +93,18 @@ def check_gates(
 
 
 def handoff(
-    bench: Bench,
+    bench: LoadedLadder,
     found: Sequence[Route],
-    texts: Sequence[Text],
+    texts: Sequence[JudgedText],
     settings: Settings,
     *,
     command: str,
     documents_from: str,
     gates: list[Gate],
     progress: Progress = quietly,
-) -> Handoff:
+) -> HandoffTable:
     """The table of ``molt eval handoff``; ``gates`` have been passed."""
-    return Handoff(
+    return HandoffTable(
         table="handoff",
         origin=origin(command, bench.spec, settings.seed),
         texts=texts_facts(texts, documents_from, settings),
@@ -113,15 +115,15 @@ def handoff(
 
 
 def route_tables(
-    bench: Bench,
+    bench: LoadedLadder,
     found: Sequence[Route],
-    texts: Sequence[Text],
+    texts: Sequence[JudgedText],
     settings: Settings,
     recipes: Recipes,
     progress: Progress,
 ) -> list[RouteTable]:
     """Judge the rows that ``recipes`` names on every document, for every route."""
-    plans = [Plan(route, *recipes(bench, route, settings, texts, progress)) for route in found]
+    plans = [RoutePlan(route, *recipes(bench, route, settings, texts, progress)) for route in found]
     total, done = len(texts) * len(plans), 0
     for number, text in enumerate(texts):
         sides: dict[str, SourceSide] = {}
@@ -133,19 +135,19 @@ def route_tables(
                 sides[source] = source_side(bench.rung(source), text)
             if dest not in owns:
                 owns[dest] = bench.rung(dest).read_afresh(text.known[:-1])
-            case = Case(text, other, sides[source].cache, owns[dest], settings.seed + number)
+            case = SwitchCase(text, other, sides[source].cache, owns[dest], settings.seed + number)
             _judge(bench, plan, case, sides[source])
             done += 1
             progress("documents, route by route", done, total)
     return [_table(bench, plan, settings) for plan in plans]
 
 
-def _judge(bench: Bench, plan: Plan, case: Case, side: SourceSide) -> None:
+def _judge(bench: LoadedLadder, plan: RoutePlan, case: SwitchCase, side: SourceSide) -> None:
     judged = judged_against(bench, plan.route)
     truth = case.own if judged == plan.route.dest else case.source
     reference = predict(bench.rung(judged), truth, case.text, side)
     rungs = {"source": bench.rung(plan.route.source), "dest": bench.rung(plan.route.dest)}
-    by = yardstick(reference, side)
+    by = reference_predictions(reference, side)
     for recipe in plan.recipes:
         begin = time.perf_counter()
         cache = recipe.make(case)
@@ -156,12 +158,12 @@ def _judge(bench: Bench, plan: Plan, case: Case, side: SourceSide) -> None:
         plan.stalls_ms.setdefault(recipe.name, []).append(stall_ms)
 
 
-def judged_against(bench: Bench, route: Route) -> str:
+def judged_against(bench: LoadedLadder, route: Route) -> str:
     """The rung whose predictions with its own cache are the truth: the destination; between precisions the better."""
     return bench.full_precision(route) if route.kind == RouteKind.CARRY else route.dest
 
 
-def _table(bench: Bench, plan: Plan, settings: Settings) -> RouteTable:
+def _table(bench: LoadedLadder, plan: RoutePlan, settings: Settings) -> RouteTable:
     route, shape = plan.route, bench.spec.rung(plan.route.dest).shape
     return RouteTable(
         source=route.source,
@@ -175,13 +177,13 @@ def _table(bench: Bench, plan: Plan, settings: Settings) -> RouteTable:
     )
 
 
-def _row(plan: Plan, recipe: Recipe, settings: Settings) -> Row:
+def _row(plan: RoutePlan, recipe: CacheRecipe, settings: Settings) -> JudgedRow:
     scores = plan.scores[recipe.name]
     cost = None
     if recipe.flops is not None:
         stall_ms = summarise(plan.stalls_ms[recipe.name], settings.seed)
         cost = Cost(stall_ms=stall_ms, flops=recipe.flops, map_bytes=recipe.map_bytes)
-    return Row(
+    return JudgedRow(
         name=recipe.name,
         kind=recipe.kind,
         columns=columns(scores, plan.scores[OWN], plan.scores[NOTHING], settings.marks, settings.seed),
@@ -194,14 +196,14 @@ def _row(plan: Plan, recipe: Recipe, settings: Settings) -> Row:
 
 
 def all_recipes(
-    bench: Bench, route: Route, settings: Settings, texts: Sequence[Text], progress: Progress
-) -> tuple[list[Recipe], list[LeftOut]]:
+    bench: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
+) -> tuple[list[CacheRecipe], list[LeftOut]]:
     """Every row that a handoff table must have, and those that cannot be had here."""
     dest, shape = bench.rung(route.dest), bench.spec.rung(route.dest).shape
     basis = [*references(dest, shape, settings.context), *controls(dest, shape, settings.context)]
     if route.kind == RouteKind.CARRY:
         return [*basis, *carries(dest, _leave_one_out(bench, route, texts))], []
-    crossing = crossing_of(bench, route, settings)
+    crossing = route_case(bench, route, settings)
     left_out: list[LeftOut] = []
     if not crossing.heals:
         steps, going_on = steps_needed(settings.context, settings.islands.first), settings.continuation
@@ -213,22 +215,24 @@ def all_recipes(
         rotated = baseline_maps.collect(bench, route, rotated=True, progress=progress)
     except baseline_maps.Unfit as why:
         left_out += [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
-        return [*basis, *crossings(crossing)], left_out
+        return [*basis, *mechanism_recipes(crossing)], left_out
     rows = content.rows
     maps = {f"all layers, {rows} rows": content.solve(), f"{ONE_LAYER}, {rows} rows": content.solve(1)}
     fitted = replace(crossing, maps=maps, rotated=rotated.solve())
-    return [*basis, *crossings(fitted)], left_out
+    return [*basis, *mechanism_recipes(fitted)], left_out
 
 
-def crossing_of(bench: Bench, route: Route, settings: Settings) -> Crossing:
+def route_case(bench: LoadedLadder, route: Route, settings: Settings) -> RouteCase:
     """A projecting route with its own map."""
     shape = bench.spec.rung(route.dest).shape
     source, dest = bench.rung(route.source), bench.rung(route.dest)
     kv_map, cells, going_on = bench.kv_map(route), settings.context, settings.continuation
-    return Crossing(source, dest, shape, kv_map, settings.islands, cells, going_on)
+    return RouteCase(source, dest, shape, kv_map, settings.islands, cells, going_on)
 
 
-def _leave_one_out(bench: Bench, route: Route, texts: Sequence[Text]) -> Callable[[Case], Diagonal]:
+def _leave_one_out(
+    bench: LoadedLadder, route: Route, texts: Sequence[JudgedText]
+) -> Callable[[SwitchCase], Diagonal]:
     """The diagonal for a case, fitted on all other documents."""
     source, dest = bench.rung(route.source), bench.rung(route.dest)
     of_document: dict[str, Moments] = {
@@ -236,7 +240,7 @@ def _leave_one_out(bench: Bench, route: Route, texts: Sequence[Text]) -> Callabl
         for text in texts
     }
 
-    def diagonal(case: Case) -> Diagonal:
+    def diagonal(case: SwitchCase) -> Diagonal:
         return diagonal_of([part for name, part in of_document.items() if name != case.text.name])
 
     return diagonal

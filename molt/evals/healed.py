@@ -9,11 +9,11 @@ from torch import Tensor
 
 from molt.core.healing import chunk, settled_after
 from molt.evals.scoring import Predictions, SourceSide
-from molt.evals.setup import Text
+from molt.evals.setup import JudgedText
 from molt.kv import heal
 from molt.kv.cache import PreallocatedCache
 from molt.kv.handoff_quality import filled
-from molt.kv.loaded_rung import Resident, log_probabilities
+from molt.kv.loaded_rung import LoadedRung, log_probabilities
 
 TOKENS = 32
 """Re-read in a decode step: the most that the policy molt takes unless told otherwise."""
@@ -25,14 +25,14 @@ def steps_needed(cells: int, settled: int) -> int:
 
 
 def predict_healing(
-    dest: Resident, cache: PreallocatedCache, text: Text, side: SourceSide, settled: int
+    dest: LoadedRung, cache: PreallocatedCache, text: JudgedText, side: SourceSide, settled: int
 ) -> Predictions:
     """``judging.predict``, with a cache that heals: its first ``settled`` cells are exact."""
     along = (_heal(dest, cache, text.known, then.ids, settled)[0] for then in (side.text, side.greedy))
     return Predictions(*along)
 
 
-def healed(dest: Resident, cache: PreallocatedCache, text: Text, settled: int) -> PreallocatedCache:
+def healed(dest: LoadedRung, cache: PreallocatedCache, text: JudgedText, settled: int) -> PreallocatedCache:
     """The cells of a cache once all of them are exact; the text must go on for the steps that this needs."""
     following = text.next[: steps_needed(cache.cells, settled)]
     _, whole = _heal(dest, cache, text.known, following, settled)
@@ -41,7 +41,7 @@ def healed(dest: Resident, cache: PreallocatedCache, text: Text, settled: int) -
 
 @torch.inference_mode()
 def _heal(
-    dest: Resident, cache: PreallocatedCache, known: Sequence[int], following: Sequence[int], settled: int
+    dest: LoadedRung, cache: PreallocatedCache, known: Sequence[int], following: Sequence[int], settled: int
 ) -> tuple[Tensor, PreallocatedCache]:
     """Log-probabilities (n, vocabulary) of ``following`` tokens, fed one by one after ``known`` in steps that heal a
     fork of ``cache``; and the fork."""

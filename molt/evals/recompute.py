@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from molt.kv.cache import PreallocatedCache, causal_mask
-from molt.kv.loaded_rung import CHUNK_TOKENS, Resident
+from molt.kv.loaded_rung import CHUNK_TOKENS, LoadedRung
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +35,7 @@ class _Overwriting:
 
 
 @torch.inference_mode()
-def streams(resident: Resident, ids: Sequence[int], layer: int) -> Tensor:
+def streams(resident: LoadedRung, ids: Sequence[int], layer: int) -> Tensor:
     """The residual stream (t, hidden) that enters layer ``layer`` when a text is read from its beginning."""
     scratch, parts = resident.empty_cache(len(ids)), []
     for start in range(0, len(ids), CHUNK_TOKENS):
@@ -48,7 +48,7 @@ def streams(resident: Resident, ids: Sequence[int], layer: int) -> Tensor:
 
 @torch.inference_mode()
 def recompute(
-    resident: Resident,
+    resident: LoadedRung,
     cache: PreallocatedCache,
     boundary: Tensor,
     layer: int,

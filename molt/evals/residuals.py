@@ -16,11 +16,11 @@ from torch import Tensor
 
 from molt.core.ladder import Route
 from molt.evals.result import Gate, LayerResidual, Residuals, RouteResiduals
-from molt.evals.setup import Bench, Progress, Settings, Text, origin, quietly, texts_facts
+from molt.evals.setup import JudgedText, LoadedLadder, Progress, Settings, origin, quietly, texts_facts
 from molt.evals.statistics import summarise, summarise_share
 from molt.kv.cache import PreallocatedCache, causal_mask
 from molt.kv.key_rotation import unrotate
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.transplant import transplant
 
 
@@ -36,9 +36,9 @@ class _Layer:
 
 
 def residuals(
-    bench: Bench,
+    bench: LoadedLadder,
     found: Sequence[Route],
-    texts: Sequence[Text],
+    texts: Sequence[JudgedText],
     settings: Settings,
     *,
     command: str,
@@ -63,7 +63,7 @@ def residuals(
 
 
 def _route(
-    bench: Bench, route: Route, texts: Sequence[Text], settings: Settings, progress: Progress
+    bench: LoadedLadder, route: Route, texts: Sequence[JudgedText], settings: Settings, progress: Progress
 ) -> RouteResiduals:
     source, dest, card = bench.rung(route.source), bench.rung(route.dest), bench.card(route)
     layers = [_Layer() for _ in range(dest.layout.layers)]
@@ -106,7 +106,7 @@ def _route(
 
 
 def _unexplained(
-    dest: Resident,
+    dest: LoadedRung,
     carried: PreallocatedCache,
     own: PreallocatedCache,
     settings: Settings,
@@ -126,10 +126,10 @@ def _unexplained(
 
 @torch.inference_mode()
 def _attention(
-    dest: Resident,
+    dest: LoadedRung,
     carried: PreallocatedCache,
     own: PreallocatedCache,
-    text: Text,
+    text: JudgedText,
     layers: Sequence[_Layer],
 ) -> None:
     """What the queries after the switch read from either cache, and where they look."""

@@ -20,13 +20,13 @@ DIGITS = 6
 """Significant digits that are kept: far more than any figure is certain to."""
 
 
-class Strict(BaseModel):
+class ResultModel(BaseModel):
     """No unknown keys, no missing keys, no conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Summary(Strict):
+class Figure(ResultModel):
     """One figure over documents.
 
     ``tail`` is the bad end: the 95th percentile, or the 5th of a figure where more is better. ``low`` and
@@ -41,7 +41,7 @@ class Summary(Strict):
     high: float | None
 
 
-class Gate(Strict):
+class Gate(ResultModel):
     """Something that must hold on a rung before any figure counts: ``value`` must not exceed ``limit``."""
 
     name: str
@@ -60,7 +60,7 @@ def _without_folders(command: str) -> str:
     return re.sub(r"(?<![^\s=])/(?:\S*/)?", "", command)
 
 
-class Origin(Strict):
+class Origin(ResultModel):
     """Where a file comes from. Of an absolute path in its ``command`` the name is left: folders are a machine's own."""
 
     command: Annotated[str, AfterValidator(_without_folders)]
@@ -72,7 +72,7 @@ class Origin(Strict):
     versions: dict[str, str]
 
 
-class Texts(Strict):
+class Texts(ResultModel):
     """The documents that were judged on, and how: ``context`` tokens, a switch, ``continuation`` tokens."""
 
     documents: list[str]
@@ -83,7 +83,7 @@ class Texts(Strict):
     marks: list[int]
 
 
-class MapFacts(Strict):
+class MapFacts(ResultModel):
     """The map of a route as its file says: ``residual_k`` and ``residual_v`` are 1 - R2 on held-out documents.
 
     ``features_per_row`` is p/n of the layer with most features.
@@ -97,15 +97,15 @@ class MapFacts(Strict):
     calibration: list[str]
 
 
-class Cost(Strict):
+class Cost(ResultModel):
     """What making a cache takes: wall time with weights and map in memory, and FLOPs counted by hand."""
 
-    stall_ms: Summary
+    stall_ms: Figure
     flops: int
     map_bytes: int
 
 
-class Row(Strict):
+class JudgedRow(ResultModel):
     """One kind of cache, judged: ``columns`` as defined in ``molt.evals.scoring``.
 
     ``by_document`` has the mean KL of every document, in order. Caches that nobody would make on purpose have
@@ -114,19 +114,19 @@ class Row(Strict):
 
     name: str
     kind: Literal["reference", "control", "mechanism", "without"]
-    columns: dict[str, Summary]
+    columns: dict[str, Figure]
     by_document: list[float]
     cost: Cost | None
 
 
-class LeftOut(Strict):
+class LeftOut(ResultModel):
     """A row that could not be made here, and why."""
 
     row: str
     why: str
 
 
-class RouteTable(Strict):
+class RouteTable(ResultModel):
     """All rows of one route; ``judged_against`` says whose predictions KL and top-1 are measured from."""
 
     source: str
@@ -135,11 +135,11 @@ class RouteTable(Strict):
     judged_against: str
     reread_flops: int
     map: MapFacts | None
-    rows: list[Row]
+    rows: list[JudgedRow]
     left_out: list[LeftOut]
 
 
-class Handoff(Strict):
+class HandoffTable(ResultModel):
     """The table of ``molt eval handoff``; ``islands`` are the first and the last tokens read natively."""
 
     table: Literal["handoff"]
@@ -150,7 +150,7 @@ class Handoff(Strict):
     routes: list[RouteTable]
 
 
-class Ablation(Strict):
+class Ablation(ResultModel):
     """The table of ``molt eval ablation``: one dial at a time, the others as they ship."""
 
     table: Literal["ablation"]
@@ -161,14 +161,14 @@ class Ablation(Strict):
     routes: list[RouteTable]
 
 
-class Journey(Strict):
+class Journey(ResultModel):
     """Switch after switch along one path; every row is one switch, judged right after it."""
 
     path: list[str]
-    rows: list[Row]
+    rows: list[JudgedRow]
 
 
-class Drift(Strict):
+class Drift(ResultModel):
     """The table of ``molt eval drift``: ``tokens_between`` two switches, the rows beside single switches."""
 
     table: Literal["drift"]
@@ -180,7 +180,7 @@ class Drift(Strict):
     paths: list[Journey]
 
 
-class Step(Strict):
+class LengthCost(ResultModel):
     """One context length: medians of ``n`` timings each, rungs and files warm.
 
     ``carry_ms`` with the map in memory; ``map_load_ms`` is what bringing it in adds. ``map_ms`` and ``map_flops`` are
@@ -198,7 +198,7 @@ class Step(Strict):
     reread_flops: int
 
 
-class Times(Strict):
+class Times(ResultModel):
     """Wall time of one thing done again and again; ``p95_ms`` is nearest-rank."""
 
     median_ms: float
@@ -206,7 +206,7 @@ class Times(Strict):
     longest_ms: float
 
 
-class Pace(Strict):
+class HealingPace(ResultModel):
     """Decode steps that re-read ``tokens`` of a carried cache of ``context`` tokens, and bare ones, ``n`` of each in
     turn, evenly from the first cells to the last."""
 
@@ -217,7 +217,7 @@ class Pace(Strict):
     healing: Times
 
 
-class RouteCost(Strict):
+class RouteCost(ResultModel):
     """Carry against re-read on one route.
 
     ``crossover`` is the shortest measured context from which on carrying is faster, with the map in memory and
@@ -229,13 +229,13 @@ class RouteCost(Strict):
     dest: str
     route: Literal["carry", "project"]
     map_bytes: int
-    steps: list[Step]
+    steps: list[LengthCost]
     crossover: int | None
     crossover_with_load: int | None
-    healing: list[Pace]
+    healing: list[HealingPace]
 
 
-class SwitchCost(Strict):
+class SwitchCost(ResultModel):
     """The table of ``molt eval switch-cost``."""
 
     table: Literal["switch-cost"]
@@ -244,7 +244,7 @@ class SwitchCost(Strict):
     routes: list[RouteCost]
 
 
-class LayerResidual(Strict):
+class LayerResidual(ResultModel):
     """One layer of the destination.
 
     ``residual_*`` are 1 - R2 of the mapped cells here, ``card_*`` what the map's file says (nothing for a layer
@@ -254,16 +254,16 @@ class LayerResidual(Strict):
     """
 
     layer: int
-    residual_k: Summary
-    residual_v: Summary
+    residual_k: Figure
+    residual_v: Figure
     card_k: float | None
     card_v: float | None
-    attention_cosine: Summary
-    routing_tv: Summary
-    routing_top1: Summary
+    attention_cosine: Figure
+    routing_tv: Figure
+    routing_top1: Figure
 
 
-class RouteResiduals(Strict):
+class RouteResiduals(ResultModel):
     """Layer by layer, what a map leaves unexplained, and what of it attention notices."""
 
     source: str
@@ -273,7 +273,7 @@ class RouteResiduals(Strict):
     layers: list[LayerResidual]
 
 
-class Residuals(Strict):
+class Residuals(ResultModel):
     """The table of ``molt eval residuals``."""
 
     table: Literal["residuals"]
@@ -284,7 +284,7 @@ class Residuals(Strict):
     routes: list[RouteResiduals]
 
 
-Table = Handoff | Ablation | Drift | SwitchCost | Residuals
+Table = HandoffTable | Ablation | Drift | SwitchCost | Residuals
 _TABLE: TypeAdapter[Table] = TypeAdapter(Annotated[Table, Field(discriminator="table")])
 
 

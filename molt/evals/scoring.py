@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from molt.evals.result import Summary
-from molt.evals.setup import Text
+from molt.evals.result import Figure
+from molt.evals.setup import JudgedText
 from molt.evals.statistics import Floats, summarise, summarise_share
 from molt.kv.cache import PreallocatedCache
 from molt.kv.handoff_quality import WORTH_NLL_MIN, Continuation, continue_greedily, teacher_force
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 
 GREEDY_TOKENS = 64
 """Most tokens that the source is asked to go on with: it says them one by one."""
@@ -58,7 +58,7 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Yardstick:
+class ReferencePredictions:
     """What the predictions of every cache of a case are compared with, and their exponentials, taken once."""
 
     reference: Predictions
@@ -68,10 +68,10 @@ class Yardstick:
     source_probs: Tensor
 
 
-def yardstick(reference: Predictions, side: SourceSide) -> Yardstick:
+def reference_predictions(reference: Predictions, side: SourceSide) -> ReferencePredictions:
     """What is compared with: the reference's predictions, and the source's."""
     of = (reference.text, reference.greedy, side.text.log_probs)
-    return Yardstick(reference, side, *(one.exp() for one in of))
+    return ReferencePredictions(reference, side, *(one.exp() for one in of))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,7 @@ class Scores:
     nll_greedy: Floats
 
 
-def source_side(source: Resident, text: Text) -> SourceSide:
+def source_side(source: LoadedRung, text: JudgedText) -> SourceSide:
     """Read a text with the source and let it predict."""
     cache = source.read_afresh(text.known[:-1])
     last, position, count = text.known[-1], len(text.known) - 1, len(text.next)
@@ -97,7 +97,7 @@ def source_side(source: Resident, text: Text) -> SourceSide:
     )
 
 
-def predict(rung: Resident, cache: PreallocatedCache, text: Text, side: SourceSide) -> Predictions:
+def predict(rung: LoadedRung, cache: PreallocatedCache, text: JudgedText, side: SourceSide) -> Predictions:
     """What a rung predicts with a cache of its own geometry."""
     last, position = text.known[-1], len(text.known) - 1
     return Predictions(
@@ -105,7 +105,7 @@ def predict(rung: Resident, cache: PreallocatedCache, text: Text, side: SourceSi
     )
 
 
-def score(found: Predictions, by: Yardstick) -> Scores:
+def score(found: Predictions, by: ReferencePredictions) -> Scores:
     """Judge the predictions of a cache."""
     reference, side = by.reference, by.side
     return Scores(
@@ -124,7 +124,7 @@ def columns(
     nothing: Sequence[Scores],
     marks: Sequence[int],
     seed: int,
-) -> dict[str, Summary]:
+) -> dict[str, Figure]:
     """The columns of one row from its scores over documents, beside those of the own cache and of no history."""
     made = {
         "kl": summarise([one.kl.mean() for one in scores], seed),
@@ -167,7 +167,7 @@ def _recovered(
     figure: str,
     seed: int,
     part: slice = slice(None),
-) -> Summary:
+) -> Figure:
     found, best, worst = (_means(side, figure, part) for side in (scores, own, nothing))
     return summarise_share(worst - found, worst - best, seed, more_is_better=True, whole_min=WORTH_NLL_MIN)
 

@@ -18,7 +18,7 @@ from molt.fitting.collect import folder_texts
 from molt.formats import provenance
 from molt.formats.yaml_file import nearest, show
 from molt.kv import map_file
-from molt.kv.loaded_rung import Resident, as_resident
+from molt.kv.loaded_rung import LoadedRung, as_loaded_rung
 from molt.kv.map_file import MapCard, binding
 from molt.kv.project import KVMap
 from molt.kv.transplant import Islands
@@ -39,7 +39,7 @@ def quietly(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class JudgedText:
     """One document at the point of a switch.
 
     ``known`` is what both rungs have read and the token that is fed next, ``next`` what the document goes on to
@@ -68,7 +68,7 @@ class Settings:
 
 
 @dataclass(slots=True)
-class Bench:
+class LoadedLadder:
     """A ladder at hand: rungs and maps are brought in when first asked for, and stay.
 
     ``kept`` is for whatever else two routes can share.
@@ -76,14 +76,14 @@ class Bench:
 
     spec: LadderSpec
     kept: dict[object, object] = field(default_factory=dict)
-    _rungs: dict[str, Resident] = field(default_factory=dict)
+    _rungs: dict[str, LoadedRung] = field(default_factory=dict)
     _maps: dict[tuple[str, str], KVMap] = field(default_factory=dict)
     _cards: dict[tuple[str, str], MapCard] = field(default_factory=dict)
 
-    def rung(self, name: str) -> Resident:
+    def rung(self, name: str) -> LoadedRung:
         """A rung in memory."""
         if name not in self._rungs:
-            self._rungs[name] = as_resident(load(self.spec.rung(name)).decoder, self.spec, name)
+            self._rungs[name] = as_loaded_rung(load(self.spec.rung(name)).decoder, self.spec, name)
         return self._rungs[name]
 
     def kv_map(self, route: Route) -> KVMap:
@@ -113,9 +113,9 @@ class Bench:
         return self.spec.rung(route.source).weights, self.spec.rung(route.dest).weights
 
 
-def open_bench(ladder: str) -> Bench:
+def open_ladder(ladder: str) -> LoadedLadder:
     """A ladder by name or file. Raises ``InputError`` as ``resolve`` does."""
-    return Bench(resolve(ladder))
+    return LoadedLadder(resolve(ladder))
 
 
 def routes(
@@ -154,7 +154,7 @@ def documents(folder: Path | None) -> tuple[tuple[Document, ...], str]:
     return folder_texts(folder), f"folder {folder.name}"
 
 
-def texts(spec: LadderSpec, found: Sequence[Document], settings: Settings) -> tuple[Text, ...]:
+def texts(spec: LadderSpec, found: Sequence[Document], settings: Settings) -> tuple[JudgedText, ...]:
     """The first tokens of the documents that are long enough, in an order that the seed alone decides.
 
     Raises ``InputError`` where fewer than two are, since one is judged with the cache of another.
@@ -174,11 +174,11 @@ def texts(spec: LadderSpec, found: Sequence[Document], settings: Settings) -> tu
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
     order = list(found)
     random.Random(settings.seed).shuffle(order)  # noqa: S311
-    chosen: list[Text] = []
+    chosen: list[JudgedText] = []
     for name, text in order:
         ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids[:length])
         if len(ids) == length:
-            chosen.append(Text(name, ids[: settings.context + 1], ids[settings.context + 1 :]))
+            chosen.append(JudgedText(name, ids[: settings.context + 1], ids[settings.context + 1 :]))
         if len(chosen) == settings.documents:
             break
     if len(chosen) < 2:
@@ -189,7 +189,7 @@ def texts(spec: LadderSpec, found: Sequence[Document], settings: Settings) -> tu
     return tuple(chosen)
 
 
-def texts_facts(chosen: Sequence[Text], source: str, settings: Settings) -> Texts:
+def texts_facts(chosen: Sequence[JudgedText], source: str, settings: Settings) -> Texts:
     """What a file says of the documents it was made from."""
     digest = hashlib.sha256()
     for text in chosen:
@@ -204,7 +204,7 @@ def texts_facts(chosen: Sequence[Text], source: str, settings: Settings) -> Text
     )
 
 
-def map_facts(bench: Bench, route: Route) -> MapFacts:
+def map_facts(bench: LoadedLadder, route: Route) -> MapFacts:
     """What a file says of a map."""
     card = bench.card(route)
     return MapFacts(

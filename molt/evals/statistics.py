@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from molt.evals.result import Summary
+from molt.evals.result import Figure
 
 RESAMPLES = 2_000
 INTERVAL = 0.95
 Floats = NDArray[np.float64]
 
 
-def summarise(values: Sequence[float] | Floats, seed: int, *, more_is_better: bool = False) -> Summary:
+def summarise(values: Sequence[float] | Floats, seed: int, *, more_is_better: bool = False) -> Figure:
     """Summary of one figure a document; percentiles are nearest-rank."""
     array = np.asarray(values, dtype=np.float64)
     low, high = _interval(array, np.ones_like(array), seed)
@@ -32,7 +32,7 @@ def summarise_share(
     *,
     more_is_better: bool,
     whole_min: float = 0.0,
-) -> Summary:
+) -> Figure:
     """Summary of a share, ``mean`` being the sum of the parts over the sum of the wholes.
 
     A share of a document whose whole is ``whole_min`` or less means nothing: such documents count in the sums
@@ -49,10 +49,10 @@ def summarise_share(
 
 def _summary(
     shares: Floats, mean: float, low: float | None, high: float | None, more_is_better: bool
-) -> Summary:
+) -> Figure:
     tail = 0.05 if more_is_better else 0.95
     median, end = (float(np.quantile(shares, at, method="inverted_cdf")) for at in (0.5, tail))
-    return Summary(n=len(shares), mean=mean, median=median, tail=end, low=low, high=high)
+    return Figure(n=len(shares), mean=mean, median=median, tail=end, low=low, high=high)
 
 
 def _interval(parts: Floats, wholes: Floats, seed: int) -> tuple[float | None, float | None]:

@@ -17,13 +17,13 @@ import torch
 from molt.core.healing import CHUNKS
 from molt.core.ladder import Route, RouteKind
 from molt.evals.healed import TOKENS
-from molt.evals.result import Pace, RouteCost, Step, SwitchCost, Times
-from molt.evals.setup import Bench, Progress, Settings, origin, quietly
+from molt.evals.result import HealingPace, LengthCost, RouteCost, SwitchCost, Times
+from molt.evals.setup import LoadedLadder, Progress, Settings, origin, quietly
 from molt.evals.switch_flops import transplant_flops
 from molt.kv import heal
 from molt.kv.cache import PreallocatedCache
 from molt.kv.kv_state import KVState
-from molt.kv.loaded_rung import CHUNK_TOKENS, Resident
+from molt.kv.loaded_rung import CHUNK_TOKENS, LoadedRung
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.flops import read_flops
 
@@ -51,7 +51,7 @@ def contexts(positions: int, longest: int = CONTEXT_MAX) -> list[int]:
 
 
 def switch_cost(
-    bench: Bench,
+    bench: LoadedLadder,
     found: Sequence[Route],
     settings: Settings,
     ids: Sequence[int],
@@ -94,7 +94,7 @@ def switch_cost(
     )
 
 
-def crossover(steps: Sequence[Step], *, with_load: bool = False) -> int | None:
+def crossover(steps: Sequence[LengthCost], *, with_load: bool = False) -> int | None:
     """The shortest measured context from which on carrying is always faster than re-reading."""
     found = None
     for step in reversed(steps):
@@ -105,8 +105,8 @@ def crossover(steps: Sequence[Step], *, with_load: bool = False) -> int | None:
 
 
 def _step(
-    bench: Bench, route: Route, settings: Settings, ids: Sequence[int], context: int, repeats: int
-) -> Step:
+    bench: LoadedLadder, route: Route, settings: Settings, ids: Sequence[int], context: int, repeats: int
+) -> LengthCost:
     source, dest = bench.rung(route.source), bench.rung(route.dest)
     shape, islands = bench.spec.rung(route.dest).shape, settings.islands
     known = [ids[position % len(ids)] for position in range(context + 1)]
@@ -139,7 +139,7 @@ def _step(
         0 if is_carry else transplant_flops(bench.kv_map(route), shape, context, native.first, native.last)
         for native in (islands, alone)
     )
-    return Step(
+    return LengthCost(
         context=context,
         n=len(counted["carry"]),
         carry_ms=median(counted["carry"]),
@@ -152,14 +152,14 @@ def _step(
     )
 
 
-def healing(dest: Resident, ids: Sequence[int], context: int) -> list[Pace]:
+def healing(dest: LoadedRung, ids: Sequence[int], context: int) -> list[HealingPace]:
     """Decode steps that heal a cache of ``context`` tokens, by how many tokens they re-read, beside bare ones."""
     known = [ids[position % len(ids)] for position in range(context + 1)]
     cache = _repeated(dest, known[:-1])
     return [_pace(dest, cache, known, tokens) for tokens in CHUNKS if tokens <= min(TOKENS, context)]
 
 
-def _pace(dest: Resident, cache: PreallocatedCache, known: Sequence[int], tokens: int) -> Pace:
+def _pace(dest: LoadedRung, cache: PreallocatedCache, known: Sequence[int], tokens: int) -> HealingPace:
     """The first of each is a warm-up."""
     places = torch.linspace(0, cache.cells - tokens, HEALING_STEPS).int().tolist()
     pairs = [
@@ -167,11 +167,11 @@ def _pace(dest: Resident, cache: PreallocatedCache, known: Sequence[int], tokens
         for settled in (places[0], *places)
     ]
     bare, healing = (_times(values) for values in zip(*pairs[1:], strict=True))
-    return Pace(context=cache.cells, tokens=tokens, n=len(places), bare=bare, healing=healing)
+    return HealingPace(context=cache.cells, tokens=tokens, n=len(places), bare=bare, healing=healing)
 
 
 def _decode_ms(
-    dest: Resident, cache: PreallocatedCache, known: Sequence[int], settled: int, healed: int
+    dest: LoadedRung, cache: PreallocatedCache, known: Sequence[int], settled: int, healed: int
 ) -> float:
     """A decode step on a fork, so that all have as many cells before them."""
     fork = cache.fork(spare=1)
@@ -191,7 +191,7 @@ def _ms(work: Callable[[], object]) -> float:
     return 1e3 * (time.perf_counter() - begin)
 
 
-def _repeated(source: Resident, ids: Sequence[int]) -> PreallocatedCache:
+def _repeated(source: LoadedRung, ids: Sequence[int]) -> PreallocatedCache:
     """A cache of ``source`` that has the cells of the first chunk again and again."""
     piece = source.read_afresh(ids[:CHUNK_TOKENS]).export()
     cells = torch.arange(len(ids)) % piece.cells

@@ -11,15 +11,15 @@ from tabulate import tabulate
 from molt.evals.result import (
     Ablation,
     Drift,
+    Figure,
     Gate,
-    Handoff,
+    HandoffTable,
+    JudgedRow,
     LayerResidual,
     Origin,
     Residuals,
     RouteCost,
     RouteTable,
-    Row,
-    Summary,
     SwitchCost,
     Table,
     Texts,
@@ -77,7 +77,7 @@ def _tabulated(grid: Grid, form: str) -> str:
 def grids(table: Table) -> list[Grid]:
     """What is shown of a table, gates first."""
     match table:
-        case Handoff() | Ablation():
+        case HandoffTable() | Ablation():
             routes = [grid for route in table.routes for grid in _route(route, table.texts)]
             return [gate_grid(table.gates), *routes]
         case Drift():
@@ -92,7 +92,7 @@ def grids(table: Table) -> list[Grid]:
 def note(table: Table) -> str:
     """What the figures of a table mean, and where they come from."""
     match table:
-        case Handoff() | Ablation() | Drift():
+        case HandoffTable() | Ablation() | Drift():
             meaning = JUDGED
         case SwitchCost():
             meaning = TIMED
@@ -178,7 +178,7 @@ QUALITY_HEADERS = (
 )
 
 
-def _quality(row: Row) -> tuple[str, ...]:
+def _quality(row: JudgedRow) -> tuple[str, ...]:
     of = row.columns
     return (
         row.name,
@@ -197,7 +197,7 @@ def _quality(row: Row) -> tuple[str, ...]:
     )
 
 
-def _by_position(title: str, rows: Sequence[Row], marks: Sequence[int]) -> Grid:
+def _by_position(title: str, rows: Sequence[JudgedRow], marks: Sequence[int]) -> Grid:
     figures = ("kl", "nll", "recovered")
     words = {"kl": "KL", "nll": "NLL", "recovered": "recovered"}
     return Grid(
@@ -220,7 +220,7 @@ def _by_position(title: str, rows: Sequence[Row], marks: Sequence[int]) -> Grid:
     )
 
 
-def _cost(row: Row, reread_flops: int) -> tuple[str, ...]:
+def _cost(row: JudgedRow, reread_flops: int) -> tuple[str, ...]:
     assert row.cost is not None
     return (
         row.name,
@@ -397,7 +397,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
-def _with_interval(summary: Summary, show: Callable[[float], str], unit: str = "") -> str:
+def _with_interval(summary: Figure, show: Callable[[float], str], unit: str = "") -> str:
     if summary.low is None or summary.high is None:
         return show(summary.mean) + unit
     return f"{show(summary.mean)}{unit} [{show(summary.low)}, {show(summary.high)}]"

@@ -18,7 +18,7 @@ from molt.models.matrix import FloatMatrix, Matrix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BriskMatrix:
+class Bf16Matrix:
     """bfloat16 weights; float32 goes in and comes out."""
 
     weight: Tensor  # (out, in) bfloat16
@@ -34,7 +34,7 @@ class BriskMatrix:
         return self.weight[ids].float()
 
 
-def brisk(decoder: Decoder) -> Decoder:
+def bf16_decoder(decoder: Decoder) -> Decoder:
     """``decoder``, of a rung in fp32 or bf16, with its matrices in bfloat16 and all else in float32."""
     embedding = _matrix(decoder.embedding)
     layers = tuple(
@@ -55,7 +55,7 @@ def brisk(decoder: Decoder) -> Decoder:
     return replace(decoder, embedding=embedding, layers=layers, norm=decoder.norm.float(), head=head)
 
 
-def _matrix(matrix: Matrix) -> BriskMatrix:
+def _matrix(matrix: Matrix) -> Bf16Matrix:
     assert isinstance(matrix, FloatMatrix), "int8 has kernels of its own"
     bias = None if matrix.bias is None else matrix.bias.float()
-    return BriskMatrix(matrix.weight.bfloat16(), bias)
+    return Bf16Matrix(matrix.weight.bfloat16(), bias)

@@ -14,7 +14,7 @@ from molt.errors import InputError
 from molt.fitting.checkpoint import Checkpoint
 from molt.fitting.sums import BlockSums
 from molt.kv.features import columns_per_layer, to_rows
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.transplant import Islands
 
 WINDOW_TOKENS = 384
@@ -79,7 +79,7 @@ def windows(
 
 
 @torch.inference_mode()
-def blocks_of(models: Sequence[Resident], ids: Sequence[int], native_layers: int) -> list[Tensor]:
+def blocks_of(models: Sequence[LoadedRung], ids: Sequence[int], native_layers: int) -> list[Tensor]:
     """What every model makes of some tokens, a row each: blocks (t, w_b) float32.
 
     The blocks of a model are the content of its cells, layer by layer, and the input of the first layer that a
@@ -96,7 +96,7 @@ def blocks_of(models: Sequence[Resident], ids: Sequence[int], native_layers: int
 
 @torch.inference_mode()
 def collect(
-    models: Sequence[Resident],
+    models: Sequence[LoadedRung],
     native_layers: int,
     texts: Iterable[Sequence[int]],
     rows_max: int,

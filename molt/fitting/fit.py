@@ -29,7 +29,7 @@ from torch import Tensor
 
 import molt.kv  # noqa: F401  (before torch)
 from molt.errors import InputError
-from molt.fitting.bf16_decoder import brisk
+from molt.fitting.bf16_decoder import bf16_decoder
 from molt.fitting.checkpoint import Checkpoint
 from molt.fitting.collect import (
     WINDOW_TOKENS,
@@ -46,7 +46,7 @@ from molt.fitting.sums import BlockSums, Regression, products
 from molt.formats.weights_file import file_sha256, weights_sha256
 from molt.kv import map_file
 from molt.kv.features import nearest_layers
-from molt.kv.loaded_rung import Resident, as_resident
+from molt.kv.loaded_rung import LoadedRung, as_loaded_rung
 from molt.kv.map_file import MapCard
 from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
@@ -152,13 +152,13 @@ def fit_ladder(
     return fitted
 
 
-def resident(spec: LadderSpec, rung: RungSpec, *, bf16: bool = False) -> Resident:
+def resident(spec: LadderSpec, rung: RungSpec, *, bf16: bool = False) -> LoadedRung:
     """Load a rung as this package uses it; ``bf16`` as in ``Options``, whatever the rung's precision."""
     if bf16:
-        decoder = brisk(load(replace(rung, precision="bf16", residency="anonymous")).decoder)
+        decoder = bf16_decoder(load(replace(rung, precision="bf16", residency="anonymous")).decoder)
     else:
         decoder = load(rung).decoder
-    return as_resident(decoder, spec, rung.name)
+    return as_loaded_rung(decoder, spec, rung.name)
 
 
 def _key(corpus: Corpus, sides: Sequence[_Side], tokenizer_sha256: str, options: Options) -> str:
@@ -175,7 +175,7 @@ class _Side:
     """One model and where its blocks start in the sums."""
 
     name: str
-    model: Resident
+    model: LoadedRung
     first: int
     sha256: str
 

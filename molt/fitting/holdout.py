@@ -11,7 +11,7 @@ from torch import Tensor
 
 from molt.errors import InputError
 from molt.fitting.collect import NO_WINDOW, blocks_of
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.project import KVMap, map_rows, sharpened
 
 
@@ -70,7 +70,7 @@ class Holdout:
 
 @torch.inference_mode()
 def hold_out(
-    models: Sequence[Resident],
+    models: Sequence[LoadedRung],
     maps: Sequence[Holdout],
     texts: Iterable[Sequence[int]],
     rows_max: int,

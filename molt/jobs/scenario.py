@@ -14,7 +14,6 @@ Rules of this module:
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +38,7 @@ from molt.core.ladder import Rung
 from molt.errors import InputError
 from molt.formats import yaml_file
 from molt.formats.yaml_file import read_text
-from molt.jobs.trace import Budget, Step, Trace, format_budget, parse_budget, read_csv, trace_of
+from molt.jobs.trace import Budget, BudgetStep, Trace, format_budget, parse_budget, read_csv, trace_of
 from molt.models.ladder_file import LadderSpec
 
 POLICIES = ("hold", "always_small", "restart", "molt")
@@ -329,7 +328,7 @@ def _trace(document: TraceDocument, path: Path) -> Trace:
     if document.file is not None:
         return read_csv(_existing(document.file, path, "trace.file"))
     steps = [
-        Step(step.at, step.budget, f"{path}: trace.steps[{index}].")
+        BudgetStep(step.at, step.budget, f"{path}: trace.steps[{index}].")
         for index, step in enumerate(document.steps or ())
     ]
     return trace_of(steps, f"{path}: trace.steps: ")

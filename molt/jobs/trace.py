@@ -51,7 +51,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BudgetStep:
     """From ``at_ns`` on, the budget is ``budget``. A message about it begins ``where`` + the field's name."""
 
     at_ns: int
@@ -63,14 +63,14 @@ class Step:
 class Trace:
     """Steps in rising order of time, the first at 0. ``trace_of`` checks that."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[BudgetStep, ...]
 
     def on(self, ladder: Ladder) -> tuple[tuple[int, int], ...]:
         """Pairs of time (ns) and budget (bytes); ``InputError``: unknown rung, budget not positive."""
         return tuple((step.at_ns, _budget_bytes(step, ladder)) for step in self.steps)
 
 
-def _budget_bytes(step: Step, ladder: Ladder) -> int:
+def _budget_bytes(step: BudgetStep, ladder: Ladder) -> int:
     try:
         size_bytes = step.budget.on(ladder)
     except KeyError:
@@ -87,7 +87,7 @@ def _budget_bytes(step: Step, ladder: Ladder) -> int:
     return size_bytes
 
 
-def trace_of(steps: Sequence[Step], where: str) -> Trace:
+def trace_of(steps: Sequence[BudgetStep], where: str) -> Trace:
     """A trace of steps; ``InputError`` if they begin late, do not rise, or (at ``where``) are none."""
     if not steps:
         raise InputError(f"{where}no steps; a trace begins with a step at 0s")
@@ -99,7 +99,7 @@ def trace_of(steps: Sequence[Step], where: str) -> Trace:
     return Trace(tuple(steps))
 
 
-def _at(step: Step) -> str:
+def _at(step: BudgetStep) -> str:
     return units.format_duration(step.at_ns)
 
 
@@ -141,7 +141,7 @@ def read_csv(path: Path) -> Trace:
     return trace_of(list(_steps(path)), f"{path}: ")
 
 
-def _steps(path: Path) -> Iterator[Step]:
+def _steps(path: Path) -> Iterator[BudgetStep]:
     rows = _rows(path)
     number, header = next(rows, (1, []))
     if header[: len(COLUMNS)] != list(COLUMNS):
@@ -153,7 +153,7 @@ def _steps(path: Path) -> Iterator[Step]:
         if len(cells) != len(header):
             raise InputError(f"{where}{len(cells)} cells instead of {','.join(header)}")
         at, budget, *_ = cells
-        yield Step(
+        yield BudgetStep(
             at_ns=_cell(units.parse_duration, at, f"{where}at"),
             budget=_cell(parse_budget, budget, f"{where}budget"),
             where=where,

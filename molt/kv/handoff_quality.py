@@ -21,7 +21,7 @@ from torch import Tensor
 from molt.core.events import Handoff
 from molt.kv.cache import PreallocatedCache
 from molt.kv.kv_state import KVState
-from molt.kv.loaded_rung import Resident, log_probabilities
+from molt.kv.loaded_rung import LoadedRung, log_probabilities
 
 CONTINUATION_TOKENS = 32
 
@@ -38,7 +38,7 @@ class Continuation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Yardstick:
+class SwitchReference:
     """One text at one point: what the source says next, and what the destination thinks of it by itself.
 
     ``native`` and ``nothing`` are log-probabilities (n, vocabulary) of the destination with its own cache and
@@ -99,7 +99,7 @@ class Comparison:
 
 @torch.inference_mode()
 def continue_greedily(
-    source: Resident, cache: PreallocatedCache, last: int, position: int, count: int
+    source: LoadedRung, cache: PreallocatedCache, last: int, position: int, count: int
 ) -> Continuation:
     """``count`` tokens after ``last`` at ``position``, on a fork of a cache of ``source``."""
     fork = cache.fork(spare=count)
@@ -112,20 +112,20 @@ def continue_greedily(
 
 @torch.inference_mode()
 def teacher_force(
-    dest: Resident, cache: PreallocatedCache, last: int, position: int, continuation: Continuation
+    dest: LoadedRung, cache: PreallocatedCache, last: int, position: int, continuation: Continuation
 ) -> Tensor:
     """Log-probabilities (n, vocabulary) of the destination on a continuation, on a fork of ``cache``."""
     fed = [last, *continuation.ids[:-1]]
     return log_probabilities(dest.step(cache.fork(spare=len(fed)), fed, position))
 
 
-def yardstick(
-    source: Resident,
-    dest: Resident,
+def switch_reference(
+    source: LoadedRung,
+    dest: LoadedRung,
     source_cache: PreallocatedCache,
     known: Sequence[int],
     count: int = CONTINUATION_TOKENS,
-) -> Yardstick:
+) -> SwitchReference:
     """What a switch from ``source_cache`` to ``dest`` is judged by, after the text ``known``.
 
     The cache holds cells of ``known[:-1]``; the last token is the next to be fed. The continuation is shorter
@@ -138,10 +138,10 @@ def yardstick(
     native, nothing = (
         teacher_force(dest, cache, last, position, continuation) for cache in (own, dest.empty_cache(0))
     )
-    return Yardstick(last, position, continuation, native, nothing)
+    return SwitchReference(last, position, continuation, native, nothing)
 
 
-def judge(dest: Resident, carried: PreallocatedCache, by: Yardstick) -> Comparison:
+def judge(dest: LoadedRung, carried: PreallocatedCache, by: SwitchReference) -> Comparison:
     """Judge a cache of ``dest`` that holds the same cells as the one the yardstick was made from."""
     log_probs = teacher_force(dest, carried, by.last, by.position, by.continuation)
     return Comparison(
@@ -174,7 +174,7 @@ def js_divergence(p: Tensor, q: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------- reference and controls
 
 
-def own_cache(dest: Resident, ids: Sequence[int], positions: Sequence[int]) -> PreallocatedCache:
+def own_cache(dest: LoadedRung, ids: Sequence[int], positions: Sequence[int]) -> PreallocatedCache:
     """The destination's own cache of a text, at ``positions`` only: what a perfect switch would give."""
     cache = dest.read_afresh(ids)
     if len(positions) == len(ids):
@@ -182,7 +182,7 @@ def own_cache(dest: Resident, ids: Sequence[int], positions: Sequence[int]) -> P
     return filled(dest, cache.export().select(torch.tensor(positions, dtype=torch.int64)))
 
 
-def zero_cache(dest: Resident, positions: Sequence[int]) -> PreallocatedCache:
+def zero_cache(dest: LoadedRung, positions: Sequence[int]) -> PreallocatedCache:
     """Control: cells that hold nothing; attention may look at them and finds zeros."""
     shape = (dest.layout.layers, dest.layout.kv_heads, len(positions), dest.layout.head_dim)
     return filled(
@@ -190,7 +190,7 @@ def zero_cache(dest: Resident, positions: Sequence[int]) -> PreallocatedCache:
     )
 
 
-def filled(dest: Resident, state: KVState) -> PreallocatedCache:
+def filled(dest: LoadedRung, state: KVState) -> PreallocatedCache:
     """A cache of a rung that holds a state."""
     cache = dest.empty_cache(state.cells)
     cache.append(state)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from molt.kv.cache import PreallocatedCache, causal_mask
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,12 +43,12 @@ class _Mending:
 
 @torch.inference_mode()
 def step(
-    resident: Resident, cache: PreallocatedCache, known: Sequence[int], settled: int, healed: int
+    resident: LoadedRung, cache: PreallocatedCache, known: Sequence[int], settled: int, healed: int
 ) -> Tensor:
     """Logits (vocabulary,) after the last of the ``known`` tokens, the only one not in the cache yet.
 
     On the way the ``healed`` tokens after the first ``settled`` are re-read. The cache is without gaps: the token
-    of cell i is ``known[i]``. Raises ``NotFinite`` as ``Resident.step`` does; then the cache may be healed, but has
+    of cell i is ``known[i]``. Raises ``NotFinite`` as ``LoadedRung.step`` does; then the cache may be healed, but has
     no new cell.
     """
     assert cache.cells == len(known) - 1, f"{cache.cells} cells of {len(known)} tokens"

@@ -22,7 +22,7 @@ class NotFinite(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Resident:
+class LoadedRung:
     """A loaded rung with its geometry; ``vocabulary`` is the tokenizer's, which the model may pad."""
 
     decoder: Decoder = field(repr=False)
@@ -106,10 +106,10 @@ class Resident:
         return "the head gives values that are not finite"
 
 
-def as_resident(decoder: Decoder, spec: LadderSpec, rung: str) -> Resident:
+def as_loaded_rung(decoder: Decoder, spec: LadderSpec, rung: str) -> LoadedRung:
     """A rung of a ladder, loaded as ``decoder``."""
     numbers = spec.ladder.rung(rung)
-    return Resident(decoder, numbers.kv, numbers.max_positions, spec.vocabulary)
+    return LoadedRung(decoder, numbers.kv, numbers.max_positions, spec.vocabulary)
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

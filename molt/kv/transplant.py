@@ -23,7 +23,7 @@ from molt.core.ladder import KVLayout
 from molt.core.plan import NATIVE_TOKENS
 from molt.kv.cache import PreallocatedCache
 from molt.kv.kv_state import KVState
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.project import KVMap, project
 from molt.models.rope import Rope
 from molt.work import Work, finished
@@ -51,7 +51,7 @@ CHUNK_READ = 64
 
 @torch.inference_mode()
 def carry(
-    source: PreallocatedCache, dest: Resident, known: Sequence[int], capacity: int
+    source: PreallocatedCache, dest: LoadedRung, known: Sequence[int], capacity: int
 ) -> PreallocatedCache:
     """The same cache with room for ``capacity`` cells, for the same weights at another precision.
 
@@ -74,7 +74,7 @@ def transplant(
     source: PreallocatedCache,
     source_rope: Rope,
     kv_map: KVMap,
-    dest: Resident,
+    dest: LoadedRung,
     known: Sequence[int],
     capacity: int,
     islands: Islands = Islands(),
@@ -92,7 +92,7 @@ def transplanting(
     source: PreallocatedCache,
     source_rope: Rope,
     kv_map: KVMap,
-    dest: Resident,
+    dest: LoadedRung,
     known: Sequence[int],
     capacity: int,
     islands: Islands,
@@ -136,7 +136,7 @@ def trailing_cells(positions: Sequence[int]) -> int:
     return leading_cells(backwards)
 
 
-def _check(source: PreallocatedCache, dest: Resident, known: Sequence[int], capacity: int) -> None:
+def _check(source: PreallocatedCache, dest: LoadedRung, known: Sequence[int], capacity: int) -> None:
     if source.cells > capacity:
         raise SwitchError(f"{source.cells} cells do not fit into {capacity}")
     if len(known) > dest.max_positions:

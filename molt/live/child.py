@@ -26,7 +26,7 @@ from molt.engine.modelled import ModelledEngine
 from molt.errors import InputError, LadderError
 from molt.jobs.profile import load_profile, slowed
 from molt.live import messages, parent_death
-from molt.live.messages import CALLS, REPLIES, Ended, Reply, Wire
+from molt.live.messages import CALLS, REPLIES, Ended, Pipe, Reply
 from molt.live.paced import Paced
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.work import Unfinished
@@ -67,7 +67,7 @@ def main(
     serve(made, pipe)
 
 
-def serve(engine: Engine, pipe: Wire) -> None:
+def serve(engine: Engine, pipe: Pipe) -> None:
     """Answer calls until the other side has gone."""
     try:
         while True:
@@ -88,30 +88,30 @@ def answer(engine: Engine, number: int, call: messages.Call) -> Reply:
 
 def _perform(engine: Engine, call: messages.Call) -> dict[str, Any]:
     match call:
-        case messages.Load():
+        case messages.LoadCall():
             return {"is_done": _load(engine, call)}
-        case messages.Release():
+        case messages.ReleaseCall():
             return {"freed_bytes": engine.release(call.rung)}
-        case messages.Admit():
+        case messages.AdmitCall():
             engine.admit(call.tenant, call.request, call.rung, call.capacity)
-        case messages.Read():
-            engine.read(call.tenant, call.tokens, call.chunk)
-        case messages.Decode():
+        case messages.PrefillCall():
+            engine.prefill(call.tenant, call.tokens, call.chunk)
+        case messages.DecodeCall():
             return {"decoded": engine.decode(call.tenant, call.count, call.heal)}
-        case messages.Switch():
+        case messages.SwitchCall():
             return _switch(engine, call)
-        case messages.Grow():
+        case messages.GrowCall():
             engine.grow(call.tenant, call.capacity)
-        case messages.Shed():
+        case messages.ShedCall():
             return {"freed_bytes": engine.shed(call.tenant, call.keep_cells, call.rung)}
-        case messages.OfTenant():
+        case messages.TenantCall():
             return {"freed_bytes": getattr(engine, call.call)(call.tenant)}
         case _:
             assert_never(call)
     return {}
 
 
-def _load(engine: Engine, call: messages.Load) -> bool:
+def _load(engine: Engine, call: messages.LoadCall) -> bool:
     """Weights that cannot be used are a load that fails: others may be, or these again when they were mended."""
     try:
         return engine.load(call.rung, call.within_ns)
@@ -119,7 +119,7 @@ def _load(engine: Engine, call: messages.Load) -> bool:
         raise LoadError(str(error)) from error
 
 
-def _switch(engine: Engine, call: messages.Switch) -> dict[str, Any]:
+def _switch(engine: Engine, call: messages.SwitchCall) -> dict[str, Any]:
     try:
         return {"is_done": True, "handoff": engine.switch(call.tenant, call.way, call.within_ns)}
     except Unfinished:
@@ -128,9 +128,9 @@ def _switch(engine: Engine, call: messages.Switch) -> dict[str, Any]:
 
 def _held(engine: Engine, call: messages.Call) -> dict[str, Any]:
     match call:
-        case messages.Load() | messages.Release():
+        case messages.LoadCall() | messages.ReleaseCall():
             return {"held_bytes": engine.weight_bytes(call.rung)}
-        case messages.OfTenant(call="finish"):
+        case messages.TenantCall(call="finish"):
             return {}
         case _:
             return {
@@ -139,9 +139,9 @@ def _held(engine: Engine, call: messages.Call) -> dict[str, Any]:
             }
 
 
-def _take_pipe() -> Wire:
+def _take_pipe() -> Pipe:
     """The standard input and output as the pipe; in their places, nothing and the error output."""
-    pipe = Wire(os.dup(0), os.dup(1))
+    pipe = Pipe(os.dup(0), os.dup(1))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

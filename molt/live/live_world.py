@@ -29,12 +29,12 @@ from molt.core.engine_protocol import Engine, EngineDied, LoadError, Request
 from molt.core.events import TenantKind
 from molt.core.healing import chunk
 from molt.core.ladder import Ladder
-from molt.core.turns import DecodeStep, LoadStep, ReadStep, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, PrefillStep, SwitchStep
 from molt.core.view import Policy
 from molt.formats.log import Log, plain
 from molt.live.remote import RemoteEngine
 from molt.work import Unfinished
-from molt.worlds.base_world import Guest, T, Wait, World
+from molt.worlds.base_world import RunningTenant, T, Wait, World
 
 LOOK_NS = 200_000_000
 """How often an idle world looks whether its engine still lives."""
@@ -70,11 +70,11 @@ class MemorySample:
     measured: dict[str, int]
 
 
-Heard: TypeAlias = e.AnyEvent | Decided | MemorySample
-Listener: TypeAlias = Callable[[Heard], None]
+WorldRecord: TypeAlias = e.AnyEvent | Decided | MemorySample
+Listener: TypeAlias = Callable[[WorldRecord], None]
 
 
-def silent(heard: Heard) -> None:
+def no_listener(heard: WorldRecord) -> None:
     """Nobody listens."""
 
 
@@ -122,7 +122,7 @@ class LiveWorld(World):
         log: Log,
         *,
         budget_bytes: int,
-        listen: Listener = silent,
+        listen: Listener = no_listener,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         measure: Callable[[], dict[str, int]] | None = None,
     ) -> None:
@@ -288,7 +288,7 @@ class LiveWorld(World):
                 self._record_memory(at_ns=word.at_ns)
                 self._tell(e.BudgetChanged(at_ns=word.at_ns, budget_bytes=word.budget_bytes))
             case _Ask():
-                guest = self._guests[word.tenant] = Guest(word.tenant, word.kind, word.request)
+                guest = self._guests[word.tenant] = RunningTenant(word.tenant, word.kind, word.request)
                 self._tell(guest.arrived(word.at_ns))
             case _Leave() if word.tenant in self._guests:
                 if not self._alive:
@@ -313,7 +313,7 @@ class LiveWorld(World):
             self._inbox.append(e.TimerFired(at_ns=self._deadline_ns))
             self._deadline_ns = None
 
-    def _forget(self, tenant: str) -> Guest | None:
+    def _forget(self, tenant: str) -> RunningTenant | None:
         self._failures.pop(tenant, None)
         with self._lock:
             self._names.discard(tenant)
@@ -358,9 +358,9 @@ class LiveWorld(World):
             return
         self._crossed(step, move, outcome, done_ns + took_ns)
 
-    def _read(self, step: ReadStep) -> Wait[None]:
+    def _prefill(self, step: PrefillStep) -> Wait[None]:
         tokens = min(step.chunk, step.tokens)
-        yield from self._spend(0, lambda: self._engine.read(step.tenant, tokens, step.chunk))
+        yield from self._spend(0, lambda: self._engine.prefill(step.tenant, tokens, step.chunk))
         self._report(e.PromptRead(at_ns=self._now_ns, tenant=step.tenant, rung=step.rung, tokens=tokens))
 
     def _decode(self, step: DecodeStep) -> Wait[None]:

@@ -2,7 +2,7 @@
 
 A call is answered by one reply with its number. A reply says, beside the result, what the tenant or the rung of the
 call holds now, so that nobody has to ask for that. Nothing that arrives is trusted: what is no message, or is another
-one than was due, is a ``WireError``.
+one than was due, is a ``MessageError``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from molt.core.engine_protocol import Decoded, Request, Way
+from molt.core.engine_protocol import Decoded, Destination, Request
 from molt.core.events import Handoff
 
 MESSAGE_BYTES_MAX = 64 << 20
@@ -33,7 +33,7 @@ def never() -> float:
     return float("inf")
 
 
-class WireError(Exception):
+class MessageError(Exception):
     """What came is no message, or not the one that was due."""
 
 
@@ -49,7 +49,7 @@ class Ended(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCall:
     """``Engine.load``."""
 
     rung: str
@@ -58,7 +58,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseCall:
     """``Engine.release``."""
 
     rung: str
@@ -66,7 +66,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
+class AdmitCall:
     """``Engine.admit``."""
 
     tenant: str
@@ -77,17 +77,17 @@ class Admit:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """``Engine.read``."""
+class PrefillCall:
+    """``Engine.prefill``."""
 
     tenant: str
     tokens: int
     chunk: int
-    call: Literal["read"] = "read"
+    call: Literal["prefill"] = "prefill"
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class DecodeCall:
     """``Engine.decode``."""
 
     tenant: str
@@ -97,17 +97,17 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
+class SwitchCall:
     """``Engine.switch``."""
 
     tenant: str
-    way: Way
+    way: Destination
     within_ns: int | None
     call: Literal["switch"] = "switch"
 
 
 @dataclass(frozen=True, slots=True)
-class Grow:
+class GrowCall:
     """``Engine.grow``."""
 
     tenant: str
@@ -116,7 +116,7 @@ class Grow:
 
 
 @dataclass(frozen=True, slots=True)
-class Shed:
+class ShedCall:
     """``Engine.shed``."""
 
     tenant: str
@@ -126,18 +126,28 @@ class Shed:
 
 
 @dataclass(frozen=True, slots=True)
-class OfTenant:
+class TenantCall:
     """The calls that say no more than whom they are about."""
 
     tenant: str
     call: Literal["park", "spill", "restore", "finish"]
 
 
-Call = Load | Release | Admit | Read | Decode | Switch | Grow | Shed | OfTenant
+Call = (
+    LoadCall
+    | ReleaseCall
+    | AdmitCall
+    | PrefillCall
+    | DecodeCall
+    | SwitchCall
+    | GrowCall
+    | ShedCall
+    | TenantCall
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class NumberedCall:
     """A call with its number, from 1."""
 
     number: int
@@ -146,7 +156,7 @@ class Numbered:
 
 # --- what is answered ---
 
-Failure = Literal["LoadError", "SwitchError", "SpillError", "InputError"]
+FailureName = Literal["LoadError", "SwitchError", "SpillError", "InputError"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,16 +175,16 @@ class Reply:
     handoff: Handoff | None = None
     held_bytes: Annotated[int, Field(ge=0)] = 0
     settled: Annotated[int, Field(ge=0)] = 0
-    failure: Failure | None = None
+    failure: FailureName | None = None
     reason: str = ""
 
 
-CALLS: TypeAdapter[Numbered] = TypeAdapter(Numbered)
+CALLS: TypeAdapter[NumberedCall] = TypeAdapter(NumberedCall)
 REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)
 Message = TypeVar("Message")
 
 
-class Wire:
+class Pipe:
     """One side of the pipe: a descriptor to read from and one to write to, which stay those of whoever opened them.
 
     Deadlines are functions that give a time of ``time.monotonic``: they may change while somebody waits.
@@ -203,15 +213,15 @@ class Wire:
     def receive(self, kind: TypeAdapter[Message], until_s: Deadline = never) -> Message:
         """The next message.
 
-        Raises ``Silence`` if none has come in time, ``Ended`` if none will come, ``WireError`` if it is none.
+        Raises ``Silence`` if none has come in time, ``Ended`` if none will come, ``MessageError`` if it is none.
         """
         size = int.from_bytes(self._take(LENGTH_BYTES, until_s), "little")
         if size > MESSAGE_BYTES_MAX:
-            raise WireError(f"a message of {size} bytes")
+            raise MessageError(f"a message of {size} bytes")
         try:
             return kind.validate_json(self._take(size, until_s))
         except ValidationError as error:
-            raise WireError(str(error.errors(include_url=False)[0])) from error
+            raise MessageError(str(error.errors(include_url=False)[0])) from error
 
     def close(self) -> None:
         """Stop waiting for anything."""

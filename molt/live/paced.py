@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from molt.core.costs import CostModel
-from molt.core.engine_protocol import Decoded, Way
+from molt.core.engine_protocol import Decoded, Destination
 from molt.core.events import Handoff
 from molt.core.healing import chunk
 from molt.core.ladder import Ladder
@@ -38,10 +38,10 @@ class Paced(ModelledEngine):
             self._elapse(self._costs.rungs[rung].release_ns)
         return super().release(rung)
 
-    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
         generation = self._generations[tenant]
         self._elapse(self._costs.rungs[generation.rung].read.ns(tokens, generation.cells))
-        super().read(tenant, tokens, chunk)
+        super().prefill(tenant, tokens, chunk)
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         generation = self._generations[tenant]
@@ -49,7 +49,7 @@ class Paced(ModelledEngine):
         self._elapse(self._costs.rungs[generation.rung].healing_ns(healed, generation.cells) * count)
         return super().decode(tenant, count, heal)
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
         generation = self._generations[tenant]
         whole_ns = self._costs.switch_ns(generation.rung, way.dest, generation.cells, way.native)
         left_ns = self._crossing_ns.pop(tenant, whole_ns)

@@ -24,18 +24,18 @@ from typing import Literal, TypeVar
 
 from molt.core.engine_protocol import (
     Decoded,
+    Destination,
     EngineDied,
     EngineKind,
     LoadError,
     Request,
     SpillError,
     SwitchError,
-    Way,
 )
 from molt.core.events import Handoff
 from molt.errors import InputError
 from molt.live import messages
-from molt.live.messages import CALLS, REPLIES, Ended, Numbered, Reply, Silence, Wire, WireError
+from molt.live.messages import CALLS, REPLIES, Ended, MessageError, NumberedCall, Pipe, Reply, Silence
 from molt.paths import IMPORT_ROOT
 from molt.work import Unfinished
 
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long an answer may take, in seconds, before the child counts as dead: to come up, and to any one call.
 
     A token may take minutes where mapped weights are read from disk again for each.
@@ -107,11 +107,11 @@ class ChildSpec:
 class RemoteEngine:
     """An engine over a child process; ``start`` brings it up, ``kill`` ends it."""
 
-    def __init__(self, spec: ChildSpec, patience: Patience | None = None) -> None:
+    def __init__(self, spec: ChildSpec, patience: Timeouts | None = None) -> None:
         self._spec = spec
-        self._patience = patience or Patience()
+        self._patience = patience or Timeouts()
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Wire | None = None
+        self._pipe: Pipe | None = None
         self._number = 0
         self._death: EngineDied | None = None
         self._hurry_s = float("inf")
@@ -139,7 +139,7 @@ class RemoteEngine:
             raise EngineDied(f"it cannot be started: {error.strerror}") from error
         assert self._process.stdin is not None, "it has pipes"
         assert self._process.stdout is not None, "it has pipes"
-        self._pipe = Wire(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self._pipe = Pipe(self._process.stdout.fileno(), self._process.stdin.fileno())
         self._number = 0
         greeting = self._receive("start", self._patience.start_s)
         if greeting.failure is not None:
@@ -185,12 +185,12 @@ class RemoteEngine:
     # -- weights
 
     def load(self, rung: str, within_ns: int | None = None) -> bool:
-        reply = self._call(messages.Load(rung, within_ns))
+        reply = self._call(messages.LoadCall(rung, within_ns))
         self._weight_bytes[rung] = reply.held_bytes
         return self._due(reply.is_done, "load")
 
     def release(self, rung: str) -> int:
-        reply = self._call(messages.Release(rung))
+        reply = self._call(messages.ReleaseCall(rung))
         self._weight_bytes[rung] = reply.held_bytes
         return self._due(reply.freed_bytes, "release")
 
@@ -200,39 +200,39 @@ class RemoteEngine:
     # -- generations
 
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
-        self._about(tenant, messages.Admit(tenant, request, rung, capacity))
+        self._about(tenant, messages.AdmitCall(tenant, request, rung, capacity))
 
-    def read(self, tenant: str, tokens: int, chunk: int) -> None:
-        self._about(tenant, messages.Read(tenant, tokens, chunk))
+    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
+        self._about(tenant, messages.PrefillCall(tenant, tokens, chunk))
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
-        return self._due(self._about(tenant, messages.Decode(tenant, count, heal)).decoded, "decode")
+        return self._due(self._about(tenant, messages.DecodeCall(tenant, count, heal)).decoded, "decode")
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
-        reply = self._about(tenant, messages.Switch(tenant, way, within_ns))
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
+        reply = self._about(tenant, messages.SwitchCall(tenant, way, within_ns))
         if not self._due(reply.is_done, "switch"):
             raise Unfinished
         return reply.handoff
 
     def park(self, tenant: str) -> int:
-        return self._due(self._about(tenant, messages.OfTenant(tenant, "park")).freed_bytes, "park")
+        return self._due(self._about(tenant, messages.TenantCall(tenant, "park")).freed_bytes, "park")
 
     def grow(self, tenant: str, capacity: int) -> None:
-        self._about(tenant, messages.Grow(tenant, capacity))
+        self._about(tenant, messages.GrowCall(tenant, capacity))
 
     def spill(self, tenant: str) -> int:
-        return self._due(self._about(tenant, messages.OfTenant(tenant, "spill")).freed_bytes, "spill")
+        return self._due(self._about(tenant, messages.TenantCall(tenant, "spill")).freed_bytes, "spill")
 
     def restore(self, tenant: str) -> None:
-        self._about(tenant, messages.OfTenant(tenant, "restore"))
+        self._about(tenant, messages.TenantCall(tenant, "restore"))
 
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
-        return self._due(self._about(tenant, messages.Shed(tenant, keep_cells, rung)).freed_bytes, "shed")
+        return self._due(self._about(tenant, messages.ShedCall(tenant, keep_cells, rung)).freed_bytes, "shed")
 
     def finish(self, tenant: str) -> None:
         """Forget a tenant. That the child is gone, and the tenant with it, is told by the next call."""
         with suppress(EngineDied):
-            self._call(messages.OfTenant(tenant, "finish"))
+            self._call(messages.TenantCall(tenant, "finish"))
         self._cache_bytes.pop(tenant, None)
         self._settled.pop(tenant, None)
 
@@ -253,7 +253,7 @@ class RemoteEngine:
         if self._death is not None:
             raise self._death
         self._number += 1
-        reply = self._receive(call.call, self._patience.call_s, Numbered(self._number, call))
+        reply = self._receive(call.call, self._patience.call_s, NumberedCall(self._number, call))
         match reply.failure:
             case None:
                 return reply
@@ -266,7 +266,7 @@ class RemoteEngine:
         what = f"it answered {call.call} with {reply.failure}: {reply.reason}"
         raise self._lost(what, _tenant_of(call), is_alive=True)
 
-    def _receive(self, what: str, within_s: float, asked: Numbered | None = None) -> Reply:
+    def _receive(self, what: str, within_s: float, asked: NumberedCall | None = None) -> Reply:
         """The reply to a call, or the greeting."""
         assert self._pipe is not None, "there is no child"
         tenant = None if asked is None else _tenant_of(asked.call)
@@ -283,7 +283,7 @@ class RemoteEngine:
             raise self._lost(f"it did not answer {what} in time", tenant, is_alive=True) from None
         except Ended:
             raise self._lost(f"it ended during {what}", tenant) from None
-        except WireError as error:
+        except MessageError as error:
             raise self._lost(f"its answer to {what} is none: {error}", tenant, is_alive=True) from None
         if reply.number != self._number:
             wrong = f"it answered call {reply.number}, not {self._number}, {what}"

@@ -55,7 +55,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class LoadedRung:
+class LoadedWeights:
     """A rung in memory: ``weight_bytes`` of weights.
 
     ``arena`` is where they lie, on a processor; drop the rung and they go back to the system. On another device
@@ -68,12 +68,12 @@ class LoadedRung:
     arena: Arena | None
 
 
-def load(rung: RungSpec, device: torch.device = CPU) -> LoadedRung:
+def load(rung: RungSpec, device: torch.device = CPU) -> LoadedWeights:
     """Load a rung's weights in one go; see ``loading``."""
     return finished(loading(rung, device))
 
 
-def loading(rung: RungSpec, device: torch.device = CPU) -> Work[LoadedRung]:
+def loading(rung: RungSpec, device: torch.device = CPU) -> Work[LoadedWeights]:
     """Load a rung's weights from its folder, or from its image if one was prepared.
 
     Raises ``LadderError`` if the files are missing, damaged or of another shape than the rung's, if the rung is
@@ -94,7 +94,7 @@ def loading(rung: RungSpec, device: torch.device = CPU) -> Work[LoadedRung]:
     memory = arena.tensor(0, torch.uint8, (arena.nbytes,))
     if device.type != "cpu":
         memory, arena = memory.to(device), None
-    return LoadedRung(rung, _decoder(memory, rung, slots), _end(slots), arena)
+    return LoadedWeights(rung, _decoder(memory, rung, slots), _end(slots), arena)
 
 
 def prepare(rung: RungSpec) -> Path:

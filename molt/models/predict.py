@@ -20,7 +20,7 @@ from molt.formats.weights_file import Stored
 from molt.models.image import image_bytes
 from molt.models.model_config import ModelShape
 
-READ_CHUNK_TOKENS = 128
+PREFILL_CHUNK_TOKENS = 128
 FLOAT_BYTES = 4
 HALF_BYTES = 2
 KV_DTYPE_BYTES = 4
@@ -43,7 +43,7 @@ def map_bytes(stored: Mapping[str, Stored]) -> int:
 
 
 def scratch_bytes(shape: ModelShape, precision: str) -> int:
-    """The peak of one step's working memory: a chunk of ``READ_CHUNK_TOKENS`` tokens at the end of the context.
+    """The peak of one step's working memory: a chunk of ``PREFILL_CHUNK_TOKENS`` tokens at the end of the context.
 
     Live at once in ``molt.models.decoder``, in float32 values, with C tokens in the chunk, T positions, Q =
     heads * head_dim, K = KV heads * head_dim, ff wide:
@@ -57,7 +57,7 @@ def scratch_bytes(shape: ModelShape, precision: str) -> int:
     where attention widens the queries, this is an upper bound. Excluded: the cache itself, and what a kernel library
     keeps per thread.
     """
-    chunk = READ_CHUNK_TOKENS
+    chunk = PREFILL_CHUNK_TOKENS
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     throughout = shape.hidden + 2 * shape.head_dim + shape.positions
     quarter = -(-shape.hidden // FLOAT_BYTES) if precision == "int8" else 0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from molt.server.error_answers import Failure
+from molt.server.error_answers import ErrorAnswer
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 OPEN_PATHS = frozenset(("/health",))
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class Door:
+class AccessCheck:
     """Lets requests through to the application, or answers them itself."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Door:
             return
         try:
             self._check(scope, Headers(scope=scope))
-        except Failure as failure:
+        except ErrorAnswer as failure:
             failure.close = True  # whatever else was sent stays unread
             await failure.response()(scope, receive, _with_headers(send))
             return
@@ -98,7 +98,7 @@ class Door:
             sum(len(name) + len(value) for name, value in headers.raw) + len(scope["path"])
             > self._header_bytes
         ):
-            raise Failure(431, f"headers have at most {self._header_bytes} bytes", "headers_too_long")
+            raise ErrorAnswer(431, f"headers have at most {self._header_bytes} bytes", "headers_too_long")
         from_file = scope["server"] is None or scope["server"][1] is None
         if not from_file:
             self._check_site(scope["method"], headers)
@@ -109,14 +109,14 @@ class Door:
     def _check_site(self, method: str, headers: Headers) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            raise Failure(421, "this Host is not served here", "misdirected_request")
+            raise ErrorAnswer(421, "this Host is not served here", "misdirected_request")
         origin = headers.get("origin")
         if (
             method not in ("GET", "HEAD")
             and origin is not None
             and origin.lower() != f"http://{hosts[0].lower()}"
         ):
-            raise Failure(403, "requests of other sites are not answered", "foreign_origin")
+            raise ErrorAnswer(403, "requests of other sites are not answered", "foreign_origin")
 
     def _is_ours(self, host: str) -> bool:
         return host.lower() in self._hosts or (self._any_address and _is_address(host))
@@ -127,18 +127,18 @@ class Door:
             return
         if path.startswith("/admin/"):
             if not _same(given, self._keys.admin):
-                raise Failure(401, "administration needs its own token", "invalid_api_key")
+                raise ErrorAnswer(401, "administration needs its own token", "invalid_api_key")
             return
         known = _same(given, self._keys.user) or _same(given, self._keys.admin)
         if self._keys.user is not None and path not in self._open and not known:
-            raise Failure(401, "a token is needed", "invalid_api_key")
+            raise ErrorAnswer(401, "a token is needed", "invalid_api_key")
 
 
 def _check_framing(headers: Headers) -> None:
     if "content-length" in headers and "transfer-encoding" in headers:
-        raise Failure(400, "a body has a length or is sent in chunks, not both", "invalid_framing")
+        raise ErrorAnswer(400, "a body has a length or is sent in chunks, not both", "invalid_framing")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Failure(415, "compressed bodies are not read", "unsupported_encoding")
+        raise ErrorAnswer(415, "compressed bodies are not read", "unsupported_encoding")
 
 
 def _is_address(host: str) -> bool:

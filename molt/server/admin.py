@@ -17,11 +17,11 @@ from molt import units
 from molt.core.ladder import Ladder
 from molt.errors import InputError
 from molt.formats.yaml_file import nearest
-from molt.jobs.trace import Budget, Step, Trace, read_csv, trace_of
+from molt.jobs.trace import Budget, BudgetStep, Trace, read_csv, trace_of
 from molt.server.body import read_body
-from molt.server.bridge import Hub
-from molt.server.error_answers import Failure
-from molt.server.request_bodies import BadRequest, BudgetAsked, FollowAsked, TraceAsked, parse
+from molt.server.bridge import Bridge
+from molt.server.error_answers import ErrorAnswer
+from molt.server.request_bodies import BadRequest, BudgetRequest, FollowRequest, TraceRequest, parse
 
 MANUAL, TRACE = "manual", "trace"
 FOLLOWERS = "molt.followers"
@@ -60,7 +60,7 @@ def shipped_traces() -> dict[str, Path]:
 
 def budget_on(budget: Budget, ladder: Ladder) -> int:
     """Bytes of a budget on a ladder; ``InputError`` for a rung that it has not, or less than a byte."""
-    ((_, size),) = trace_of([Step(0, budget)], "").on(ladder)
+    ((_, size),) = trace_of([BudgetStep(0, budget)], "").on(ladder)
     if size > units.QUANTITY_MAX:
         raise InputError(f"a budget is at most {units.QUANTITY_MAX} bytes")
     return size
@@ -69,7 +69,7 @@ def budget_on(budget: Budget, ladder: Ladder) -> int:
 class Budgeting:
     """Sets the budget of a hub, once or over time."""
 
-    def __init__(self, hub: Hub, default_bytes: int) -> None:
+    def __init__(self, hub: Bridge, default_bytes: int) -> None:
         self.source = MANUAL
         self.default_bytes = default_bytes
         self._hub = hub
@@ -128,13 +128,13 @@ class Budgeting:
 class Administration:
     """The handlers of ``/admin/…``. What is wrong with a body is a 422 here, and changes nothing."""
 
-    def __init__(self, hub: Hub, budgeting: Budgeting) -> None:
+    def __init__(self, hub: Bridge, budgeting: Budgeting) -> None:
         self._hub = hub
         self._budgeting = budgeting
 
     async def budget(self, request: Request) -> Response:
         """Set the budget by hand."""
-        asked = await self._asked(request, BudgetAsked)
+        asked = await self._asked(request, BudgetRequest)
         try:
             self._budgeting.by_hand(budget_on(asked.budget, self._hub.ladder))
         except InputError as error:
@@ -143,7 +143,7 @@ class Administration:
 
     async def trace(self, request: Request) -> Response:
         """Replay a trace."""
-        asked = await self._asked(request, TraceAsked)
+        asked = await self._asked(request, TraceRequest)
         try:
             self._budgeting.replay(_trace(asked))
         except InputError as error:
@@ -152,7 +152,7 @@ class Administration:
 
     async def follow(self, request: Request) -> Response:
         """Follow a signal of the machine, or stop following."""
-        asked = await self._asked(request, FollowAsked)
+        asked = await self._asked(request, FollowRequest)
         try:
             if asked.source == MANUAL:
                 self._budgeting.stay()
@@ -166,13 +166,13 @@ class Administration:
         try:
             return parse(model, await read_body(request.scope, request.receive, self._hub.limits))
         except BadRequest as error:
-            raise Failure(422, error.message, param=error.param) from None
+            raise ErrorAnswer(422, error.message, param=error.param) from None
 
     def _now(self) -> Response:
         return JSONResponse({"source": self._budgeting.source, "budget_bytes": self._hub.budget_bytes})
 
 
-def _trace(asked: TraceAsked) -> Trace:
+def _trace(asked: TraceRequest) -> Trace:
     if (asked.steps is None) == (asked.name is None):
         raise InputError("either steps or the name of a trace")
     if asked.name is not None:
@@ -180,9 +180,9 @@ def _trace(asked: TraceAsked) -> Trace:
         if asked.name not in known:
             raise InputError(f"no such trace; {nearest(asked.name, known)}")
         return read_csv(known[asked.name])
-    steps = [Step(step.at, step.budget, f"steps[{i}].") for i, step in enumerate(asked.steps or ())]
+    steps = [BudgetStep(step.at, step.budget, f"steps[{i}].") for i, step in enumerate(asked.steps or ())]
     return trace_of(steps, "steps: ")
 
 
-def _unprocessable(error: InputError, param: str) -> Failure:
-    return Failure(422, str(error), param=param)
+def _unprocessable(error: InputError, param: str) -> ErrorAnswer:
+    return ErrorAnswer(422, str(error), param=param)

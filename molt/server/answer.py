@@ -28,7 +28,7 @@ FlopsSaved = Callable[[str, str, int, int], float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class AnswerRecord:
     """A record of the world, when it was made, the number of a decision, and memory as it was then."""
 
     record: e.AnyEvent | d.AnyDecision
@@ -39,7 +39,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class AnswerText:
     """Text of the answer and the rung that produced it; ``is_token`` false for what was withheld and goes out late."""
 
     text: str
@@ -49,7 +49,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class AnswerEvent:
     """Something that was done to the answer: ``fields["event"]`` names it."""
 
     fields: dict[str, Any]
@@ -70,7 +70,7 @@ class Broken:
     code: str
 
 
-Part = Text | Happening | End | Broken
+Part = AnswerText | AnswerEvent | End | Broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class _Move:
     """A way to another rung that was decided on; ``decision`` has its prediction."""
 
     decision: d.Retarget
-    heard: Heard
+    heard: AnswerRecord
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class Answer:
         self.switches: list[dict[str, Any]] = []
         self.tokens = 0
 
-    def hear(self, heard: Heard) -> list[Part]:
+    def hear(self, heard: AnswerRecord) -> list[Part]:
         """What a record about this tenant (or a kill) comes to, in order."""
         match heard.record:
             case e.TokensProduced():
@@ -148,7 +148,7 @@ class Answer:
 
     # --- tokens ---
 
-    def _produced(self, event: e.TokensProduced, heard: Heard) -> list[Part]:
+    def _produced(self, event: e.TokensProduced, heard: AnswerRecord) -> list[Part]:
         parts: list[Part] = self._reread_done(event, heard)
         stamps = event.stamps_ns or (event.at_ns,) * event.count
         for at_ns, piece in zip(stamps, event.pieces or ("",) * event.count, strict=True):
@@ -162,17 +162,17 @@ class Answer:
                 return [*parts, End("stop")]
         return [*parts, *self._healed(event, heard)]
 
-    def _late(self, withheld: list[tuple[str, str]], at_ns: int) -> list[Text]:
+    def _late(self, withheld: list[tuple[str, str]], at_ns: int) -> list[AnswerText]:
         return [self._text(text, rung, at_ns, is_token=False) for rung, text in withheld]
 
-    def _text(self, text: str, rung: str, at_ns: int, *, is_token: bool = True) -> Text:
+    def _text(self, text: str, rung: str, at_ns: int, *, is_token: bool = True) -> AnswerText:
         if self.spans and self.spans[-1][0] == rung:
             self.spans[-1] = (rung, self.spans[-1][1] + text)
         elif text:
             self.spans.append((rung, text))
-        return Text(text, rung, at_ns, is_token)
+        return AnswerText(text, rung, at_ns, is_token)
 
-    def _healed(self, event: e.TokensProduced, heard: Heard) -> list[Part]:
+    def _healed(self, event: e.TokensProduced, heard: AnswerRecord) -> list[Part]:
         """A cell is exact where all before it are: so every step leaves one more to heal, until there is none."""
         healing = self._healing
         if healing is None:
@@ -195,7 +195,7 @@ class Answer:
 
     # --- levers ---
 
-    def _lever(self, heard: Heard) -> list[Part]:
+    def _lever(self, heard: AnswerRecord) -> list[Part]:
         match heard.record:
             case d.Defer():
                 return [self._happening("defer", heard)]
@@ -236,7 +236,7 @@ class Answer:
             case _:
                 return []
 
-    def _decided(self, decision: d.Retarget, heard: Heard) -> None:
+    def _decided(self, decision: d.Retarget, heard: AnswerRecord) -> None:
         self._moves.clear()  # what was decided before is taken back
         self._reread = None
         if decision.route is RouteKind.REREAD:
@@ -245,7 +245,7 @@ class Answer:
         elif decision.route is not None:
             self._moves[heard.seq or 0] = _Move(decision, heard)
 
-    def _switched(self, event: e.Switched, heard: Heard) -> list[Part]:
+    def _switched(self, event: e.Switched, heard: AnswerRecord) -> list[Part]:
         move = self._moves.pop(event.decision or 0, None)
         settled = event.cells if event.settled is None else event.settled
         self._healing = _Healing(event.cells - settled) if settled < event.cells else None
@@ -259,7 +259,7 @@ class Answer:
         saved = self._flops_saved(event.source, event.dest, event.cells, event.native)
         return [self._switch(event.source, event.dest, str(event.route), move, heard, measured, saved)]
 
-    def _reread_done(self, event: e.TokensProduced, heard: Heard) -> list[Part]:
+    def _reread_done(self, event: e.TokensProduced, heard: AnswerRecord) -> list[Part]:
         """The switch that this token completes, if its cache was dropped and its text read again."""
         move, self._reread = self._reread, None
         if move is None or move.decision.source == event.rung:
@@ -273,10 +273,10 @@ class Answer:
         dest: str,
         kind: str,
         move: _Move | None,
-        heard: Heard,
+        heard: AnswerRecord,
         measured: dict[str, Any],
         flops_saved: float | None,
-    ) -> Happening:
+    ) -> AnswerEvent:
         prediction = d.Prediction() if move is None else move.decision.prediction
         fields = {
             "from": source,
@@ -291,12 +291,12 @@ class Answer:
         return self._happening("switch", heard, because_of=None if move is None else move.heard, **fields)
 
     def _happening(
-        self, event: str, heard: Heard, *, because_of: Heard | None = None, **fields: Any
-    ) -> Happening:
+        self, event: str, heard: AnswerRecord, *, because_of: AnswerRecord | None = None, **fields: Any
+    ) -> AnswerEvent:
         """Something that was done at the time of ``heard``, under the pressure at which it was decided."""
         self._events[event] = self._events.get(event, 0) + 1
         pressure = _pressure(because_of or heard)
-        return Happening({"event": event, "at_ms": _ms(heard.at_ns), **fields, "pressure": pressure})
+        return AnswerEvent({"event": event, "at_ms": _ms(heard.at_ns), **fields, "pressure": pressure})
 
 
 def _apart(let_through: list[tuple[str, str]], rung: str) -> tuple[list[tuple[str, str]], str]:
@@ -307,7 +307,7 @@ def _apart(let_through: list[tuple[str, str]], rung: str) -> tuple[list[tuple[st
     return let_through, "".join(reversed(own))
 
 
-def _pressure(heard: Heard) -> dict[str, int]:
+def _pressure(heard: AnswerRecord) -> dict[str, int]:
     return {"budget_bytes": heard.budget_bytes, "usage_bytes": heard.usage_bytes}
 
 

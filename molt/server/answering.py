@@ -15,13 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from molt.core.engine_protocol import Request as Generation
 from molt.errors import InputError
-from molt.server.answer import Answer, Broken, End, FlopsSaved, Happening, Heard, Part, Text
+from molt.server.answer import Answer, AnswerEvent, AnswerRecord, AnswerText, Broken, End, FlopsSaved, Part
 from molt.server.body import read_body, until_gone
-from molt.server.bridge import Hub, Tenant
+from molt.server.bridge import Bridge, ServedTenant
 from molt.server.chunks import DONE, Form, error_body, event, new_id
-from molt.server.error_answers import Failure
+from molt.server.error_answers import ErrorAnswer
 from molt.server.prompts import Prompter
-from molt.server.request_bodies import Asked, BadRequest, ChatAsked, TextAsked, parse
+from molt.server.request_bodies import AnswerRequest, BadRequest, ChatRequest, CompletionRequest, parse
 
 TEMPERATURE, TOP_P = 1.0, 1.0
 """Of a request that does not say; so it is in OpenAI's API."""
@@ -38,7 +38,7 @@ _STATUS = {"shutting_down": 503, "timeout": 504}
 class Answering:
     """Everything that answers are made with."""
 
-    hub: Hub
+    hub: Bridge
     prompter: Prompter
     flops_saved: FlopsSaved
 
@@ -49,13 +49,13 @@ class Answering:
 
     async def chat(self, request: Request) -> Response:
         """A chat."""
-        asked = await self._asked(request, ChatAsked)
+        asked = await self._asked(request, ChatRequest)
         ids = await self._prompt(lambda: self.prompter.chat([m.turn for m in asked.messages]), "messages")
         return await self._answer(request, asked, ids)
 
     async def text(self, request: Request) -> Response:
         """A text to go on with."""
-        asked = await self._asked(request, TextAsked)
+        asked = await self._asked(request, CompletionRequest)
         prompt = asked.prompt
         tokenise = self.prompter.text if isinstance(prompt, str) else self.prompter.tokens
         return await self._answer(request, asked, await self._prompt(lambda: tokenise(prompt), "prompt"))  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ class Answering:
     async def _asked(self, request: Request, model: type[Any]) -> Any:
         asked = parse(model, await read_body(request.scope, request.receive, self.hub.limits))
         if asked.model not in self.models:
-            raise Failure(404, f"no such model; there is {self.models[0]!r}", "model_not_found", "model")
+            raise ErrorAnswer(404, f"no such model; there is {self.models[0]!r}", "model_not_found", "model")
         return asked
 
     async def _prompt(self, tokenise: Any, param: str) -> tuple[int, ...]:
@@ -72,8 +72,8 @@ class Answering:
         except InputError as error:
             raise BadRequest(f"{param}: {error}", param) from None
 
-    async def _answer(self, request: Request, asked: Asked, ids: tuple[int, ...]) -> Response:
-        is_chat = isinstance(asked, ChatAsked)
+    async def _answer(self, request: Request, asked: AnswerRequest, ids: tuple[int, ...]) -> Response:
+        is_chat = isinstance(asked, ChatRequest)
         generation = self._generation(asked, ids)
         form = Form(is_chat, self.models[0], asked.with_usage, id=new_id(is_chat=is_chat))
         answer = Answer(len(ids), asked.stops, self.flops_saved, may_begin_anew=not asked.stream)
@@ -89,7 +89,7 @@ class Answering:
             raise ClientDisconnect
         return JSONResponse(whole)
 
-    def _generation(self, asked: Asked, ids: tuple[int, ...]) -> Generation:
+    def _generation(self, asked: AnswerRequest, ids: tuple[int, ...]) -> Generation:
         """What is asked of the engine; ``BadRequest`` if the answer does not fit the context."""
         room = self.prompter.tokens_max + 1 - len(ids)
         wanted = asked.tokens_wanted
@@ -110,8 +110,8 @@ class Answering:
 class Telling:
     """One answer on its way from the world to the client."""
 
-    hub: Hub
-    tenant: Tenant
+    hub: Bridge
+    tenant: ServedTenant
     answer: Answer
     form: Form
     seed: int
@@ -126,7 +126,7 @@ class Telling:
                 if isinstance(part, End | Broken):
                     return
 
-    async def _heard(self, deadline_s: float) -> Heard | Broken:
+    async def _heard(self, deadline_s: float) -> AnswerRecord | Broken:
         try:
             async with asyncio.timeout_at(deadline_s):
                 return await self.tenant.records.get()
@@ -134,14 +134,14 @@ class Telling:
             return Broken(f"not complete within {self.hub.limits.answer_s:.0f} s", "timeout")
 
     async def whole(self) -> dict[str, Any]:
-        """The answer in one piece; ``Failure`` if it breaks."""
+        """The answer in one piece; ``ErrorAnswer`` if it breaks."""
         async for part in self.parts():
             match part:
                 case End():
                     self.hub.leave(self.tenant, part.reason)
                     return self.form.whole(part.reason, self.answer, self.seed)
                 case Broken():
-                    raise Failure(_STATUS.get(part.code, 500), part.message, part.code)
+                    raise ErrorAnswer(_STATUS.get(part.code, 500), part.message, part.code)
         raise AssertionError("an answer ends")
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -150,9 +150,9 @@ class Telling:
             yield event(chunk)
         async for part in self.parts():
             match part:
-                case Text():
+                case AnswerText():
                     yield event(self.form.text(part))
-                case Happening():
+                case AnswerEvent():
                     yield event(self.form.happening(part))
                 case End():
                     self.hub.leave(self.tenant, part.reason)

@@ -16,13 +16,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from molt import __version__
 from molt.core.view import Policy
-from molt.server.access import Door, Keys
+from molt.server.access import AccessCheck, Keys
 from molt.server.admin import Administration, Budgeting, known_followers, shipped_traces
 from molt.server.answering import ALIAS, Answering
 from molt.server.body import until_gone
-from molt.server.bridge import Hub, Status
+from molt.server.bridge import Bridge, Status
 from molt.server.chunks import event
-from molt.server.error_answers import Failure, Unavailable
+from molt.server.error_answers import ErrorAnswer, Unavailable
 from molt.server.observers import Told, View
 from molt.server.openapi import document
 from molt.server.page_files import page_files, page_routes
@@ -33,7 +33,7 @@ from molt.server.request_bodies import BadRequest
 class Service:
     """What the routes lead to."""
 
-    hub: Hub
+    hub: Bridge
     answering: Answering
     budgeting: Budgeting
     policy: Policy
@@ -45,7 +45,7 @@ class Service:
         """Whether answers can be had."""
         if self.hub.status is not Status.READY:
             message = "Loading model" if self.hub.status is Status.LOADING else self.hub.status.value
-            raise Failure(503, message, 503)
+            raise ErrorAnswer(503, message, 503)
         return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:
@@ -55,7 +55,7 @@ class Service:
     async def model(self, request: Request) -> Response:
         """The model by its name."""
         if request.path_params["name"] not in self.answering.models:
-            raise Failure(
+            raise ErrorAnswer(
                 404, f"no such model; there is {self.hub.ladder.name!r}", "model_not_found", "model"
             )
         return JSONResponse(self._model())
@@ -94,7 +94,7 @@ class Service:
 
     async def events(self, request: Request) -> Response:
         """What happens, as it happens; begins with the state."""
-        return Observation(self.hub, self._state())
+        return EventFeed(self.hub, self._state())
 
     def _state(self) -> dict[str, Any]:
         own = {"ladder": self.hub.ladder.name, "policy": self.policy.name, "source": self.budgeting.source}
@@ -111,12 +111,12 @@ class Service:
         }
 
 
-class Observation(Response):
+class EventFeed(Response):
     """The events of a hub, for as long as somebody watches."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, hub: Hub, state: dict[str, Any]) -> None:
+    def __init__(self, hub: Bridge, state: dict[str, Any]) -> None:
         self._hub = hub
         self._state = state
         super().__init__(headers={"Cache-Control": "no-store"})
@@ -161,7 +161,7 @@ def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_addr
     app = Starlette(
         routes=routes,
         exception_handlers={
-            Failure: _failure,
+            ErrorAnswer: _failure,
             BadRequest: _bad_request,
             Unavailable: _unavailable,
             HTTPException: _http,
@@ -170,7 +170,7 @@ def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_addr
         },
     )
     app.router.redirect_slashes = False
-    return Door(
+    return AccessCheck(
         app,
         hosts,
         keys,
@@ -181,25 +181,25 @@ def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_addr
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Failure)
+    assert isinstance(error, ErrorAnswer)
     return error.response()
 
 
 async def _bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadRequest)
-    return Failure(400, error.message, param=error.param).response()
+    return ErrorAnswer(400, error.message, param=error.param).response()
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
     assert isinstance(error, Unavailable)
-    return Failure(503, error.message, 503, retry_after_s=error.retry_after_s).response()
+    return ErrorAnswer(503, error.message, 503, retry_after_s=error.retry_after_s).response()
 
 
 async def _http(request: Request, error: Exception) -> Response:
     """What the router says: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     message = "no such path" if error.status_code == 404 else str(error.detail).lower()
-    response = Failure(error.status_code, message, close=request.method == "POST").response()
+    response = ErrorAnswer(error.status_code, message, close=request.method == "POST").response()
     response.headers.update(error.headers or {})
     return response
 
@@ -210,4 +210,4 @@ async def _nobody(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return Failure(500, "an internal error", "internal_error").response()
+    return ErrorAnswer(500, "an internal error", "internal_error").response()

@@ -10,18 +10,21 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from molt.server.error_answers import Failure
+from molt.server.error_answers import ErrorAnswer
 from molt.server.limits import Limits
 
 T = TypeVar("T")
 
 
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
-    """The body; ``Failure`` for one that is no JSON by its own word, that is too long, whatever length it claims, or
-    that takes too long to come."""
+    """The body of a request.
+
+    ``ErrorAnswer`` where its content type is not JSON, where it is too long (whatever length it claims), or where it
+    takes too long to come.
+    """
     headers = Headers(scope=scope)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Failure(415, "the body has to be application/json", "unsupported_media_type", close=True)
+        raise ErrorAnswer(415, "the body has to be application/json", "unsupported_media_type", close=True)
     claimed = headers.get("content-length", "0")
     if not claimed.isdecimal() or int(claimed) > limits.body_bytes:
         raise _too_long(limits)
@@ -29,7 +32,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
         async with asyncio.timeout(limits.body_s):
             return await _read(receive, limits)
     except TimeoutError:
-        raise Failure(
+        raise ErrorAnswer(
             408, f"the body did not come within {limits.body_s:.0f} s", "timeout", close=True
         ) from None
 
@@ -47,8 +50,8 @@ async def _read(receive: Receive, limits: Limits) -> bytes:
             return bytes(body)
 
 
-def _too_long(limits: Limits) -> Failure:
-    return Failure(413, f"a body has at most {limits.body_bytes} bytes", "body_too_long", close=True)
+def _too_long(limits: Limits) -> ErrorAnswer:
+    return ErrorAnswer(413, f"a body has at most {limits.body_bytes} bytes", "body_too_long", close=True)
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- The world runs in one thread, which ``Hub`` starts; it is told things by methods that return at once, and tells by
+- The world runs in one thread, which ``Bridge`` starts; it is told things by methods that return at once, and tells by
   ``call_soon_threadsafe``. Everything else here happens in the event loop, so there are no locks.
 - Nobody is waited for: whoever does not read (an answer's client, an observer) loses the answer, or the view.
 - What observers are told has no text in it, of prompts or of answers.
@@ -25,8 +25,8 @@ from molt.core.events import TenantKind
 from molt.core.ladder import Ladder
 from molt.formats.log import plain
 from molt.live.live_world import Decided, MemorySample
-from molt.live.live_world import Heard as Record
-from molt.server.answer import MS_NS, Broken, Heard
+from molt.live.live_world import WorldRecord as Record
+from molt.server.answer import MS_NS, AnswerRecord, Broken
 from molt.server.error_answers import Unavailable
 from molt.server.limits import Limits
 from molt.server.observers import Observers
@@ -35,7 +35,7 @@ from molt.server.prometheus import Metrics
 SHUTTING_DOWN = "the server is shutting down"
 
 
-class World(Protocol):
+class ServedWorld(Protocol):
     """What the server needs of ``molt.live.live_world.LiveWorld``; but for ``run``, all return at once."""
 
     def budget(self, budget_bytes: int) -> None: ...
@@ -49,7 +49,7 @@ class World(Protocol):
     def run(self) -> None: ...
 
 
-OpenWorld = Callable[[Callable[[Record], None], int], World]
+OpenWorld = Callable[[Callable[[Record], None], int], ServedWorld]
 """``(listen, budget_bytes)``: called in the thread that then runs the world."""
 
 
@@ -63,7 +63,7 @@ class Status(StrEnum):
 
 
 @dataclass(slots=True)
-class Tenant:
+class ServedTenant:
     """An answer under way: what is still to be read of it, and what observers may know of it."""
 
     name: str
@@ -71,7 +71,7 @@ class Tenant:
     prompt_tokens: int
     max_tokens: int
     asked_s: float
-    records: asyncio.Queue[Heard | Broken]
+    records: asyncio.Queue[AnswerRecord | Broken]
     phase: str = "waiting"
     rung: str | None = None
     tokens: int = 0
@@ -102,7 +102,7 @@ class Holdings:
     parts: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-class Hub:
+class Bridge:
     """The one world of a server, and everybody who has to do with it."""
 
     def __init__(
@@ -119,8 +119,8 @@ class Hub:
         self.failure: BaseException | None = None
         self.end_server: Callable[[], None] = lambda: None
         self._open_world = open_world
-        self._world: World | None = None
-        self._tenants: dict[str, Tenant] = {}
+        self._world: ServedWorld | None = None
+        self._tenants: dict[str, ServedTenant] = {}
         self._at_ns = 0
         self._later_s = limits.retry_after_s
 
@@ -152,7 +152,7 @@ class Hub:
 
     # --- what is asked of it ---
 
-    def _opened(self, world: World, budget_bytes: int) -> None:
+    def _opened(self, world: ServedWorld, budget_bytes: int) -> None:
         self._world = world
         if budget_bytes != self.budget_bytes:  # it was changed meanwhile
             world.budget(self.budget_bytes)
@@ -166,7 +166,7 @@ class Hub:
             self._end_all(Broken("the engine has failed", "engine_failed"))
             self.end_server()
 
-    def ask(self, name: str, kind: TenantKind, request: Request) -> Tenant:
+    def ask(self, name: str, kind: TenantKind, request: Request) -> ServedTenant:
         """Begin an answer; ``Unavailable`` if there is no world, or too many ask already."""
         if self.status is not Status.READY or self._world is None:
             raise Unavailable(_WHY[self.status], self._later_s if self.status is Status.LOADING else None)
@@ -174,7 +174,7 @@ class Hub:
             self.metrics.refused()
             under_way = f"{len(self._tenants)} answers are under way or wait, which is the limit"
             raise Unavailable(under_way, self._later_s)
-        tenant = Tenant(
+        tenant = ServedTenant(
             name, kind, len(request.prompt_ids), request.max_tokens, time.monotonic(), asyncio.Queue()
         )
         self._tenants[name] = tenant
@@ -183,7 +183,7 @@ class Hub:
         self._tell_of(tenant)
         return tenant
 
-    def leave(self, tenant: Tenant, reason: str = "left") -> None:
+    def leave(self, tenant: ServedTenant, reason: str = "left") -> None:
         """Whoever asked needs no more of the answer; nothing to do if it is complete."""
         if self._tenants.pop(tenant.name, None) is not None and self._world is not None:
             self._world.leave(tenant.name)
@@ -253,7 +253,7 @@ class Hub:
         """Answers that have none yet."""
         return len(self._tenants) - self.running()
 
-    def _tell_of(self, tenant: Tenant, **more: Any) -> None:
+    def _tell_of(self, tenant: ServedTenant, **more: Any) -> None:
         self.observers.tell({"type": "tenant", "at_ms": _ms(self._at_ns), **tenant.view(), **more})
 
     # --- what it says ---
@@ -322,7 +322,7 @@ class Hub:
         elif before != (tenant.phase, tenant.rung):
             self._tell_of(tenant)
 
-    def _note(self, tenant: Tenant, record: Any) -> None:
+    def _note(self, tenant: ServedTenant, record: Any) -> None:
         match record:
             case e.TenantArrived(attempt=attempt):
                 tenant.attempt = attempt
@@ -335,7 +335,7 @@ class Hub:
             case e.TokensProduced():
                 self._timed(tenant, record)
 
-    def _timed(self, tenant: Tenant, event: e.TokensProduced) -> None:
+    def _timed(self, tenant: ServedTenant, event: e.TokensProduced) -> None:
         now_s = time.monotonic()
         first = tenant.last_token_s is None
         self.metrics.token(
@@ -344,15 +344,15 @@ class Hub:
         tenant.rung, tenant.last_token_s = event.rung, now_s
         tenant.tokens += event.count
 
-    def _put(self, tenant: Tenant, record: Any, seq: int | None) -> None:
+    def _put(self, tenant: ServedTenant, record: Any, seq: int | None) -> None:
         if tenant.records.qsize() >= self.limits.backlog:
             tenant.records.put_nowait(Broken("the answer was not read fast enough", "too_slow"))
             self.leave(tenant)
             return
         held = self.holdings
-        tenant.records.put_nowait(Heard(record, self._at_ns, seq, held.budget_bytes, held.usage_bytes))
+        tenant.records.put_nowait(AnswerRecord(record, self._at_ns, seq, held.budget_bytes, held.usage_bytes))
 
-    def _gone(self, tenant: Tenant, reason: str) -> None:
+    def _gone(self, tenant: ServedTenant, reason: str) -> None:
         self.metrics.finished(reason)
         self._tell_of(tenant, gone=reason)
 

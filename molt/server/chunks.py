@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from molt.server.answer import MS_NS, Answer, Happening, Text
+from molt.server.answer import MS_NS, Answer, AnswerEvent, AnswerText
 
 DONE = b"data: [DONE]\n\n"
 
@@ -47,7 +47,7 @@ class Form:
         """What comes before any token."""
         return [self._chunk({"role": "assistant", "content": ""})] if self.is_chat else []
 
-    def text(self, part: Text) -> dict[str, Any]:
+    def text(self, part: AnswerText) -> dict[str, Any]:
         """A token, or text that was withheld."""
         told = {
             "event": "token" if part.is_token else "text",
@@ -56,7 +56,7 @@ class Form:
         }
         return self._chunk({"content": part.text} if self.is_chat else part.text, told)
 
-    def happening(self, part: Happening) -> dict[str, Any]:
+    def happening(self, part: AnswerEvent) -> dict[str, Any]:
         """Something that was done to the answer: no text."""
         return self._chunk({} if self.is_chat else "", part.fields)
 

@@ -33,8 +33,8 @@ from molt.server.access import Keys, allowed_hosts, is_loopback
 from molt.server.admin import MANUAL, Budgeting, budget_on, make_follower
 from molt.server.answering import Answering
 from molt.server.app import Service, application
-from molt.server.bridge import Hub, OpenWorld
-from molt.server.flops_saved import Savings
+from molt.server.bridge import Bridge, OpenWorld
+from molt.server.flops_saved import FlopsSaved
 from molt.server.limits import Limits
 from molt.server.listen import listen_at, listen_on, say, serve
 from molt.server.prometheus import Metrics
@@ -115,7 +115,7 @@ def command(
     child = ChildSpec(ladder, engine, profile=profile or spec.ladder.name, pace=1.0)
     with _log_file(log) as sink:
         journal = (Log if log_text else DiscreetLog)(sink, header(spec, costs, chosen, policy, engine))
-        hub = Hub(
+        hub = Bridge(
             spec.ladder,
             live_world(spec.ladder, costs, chosen, child, journal),
             limits,
@@ -157,11 +157,11 @@ def live_world(ladder: Ladder, costs: CostModel, policy: Policy, child: ChildSpe
     )
 
 
-def service(hub: Hub, spec: LadderSpec, budgeting: Budgeting, policy: Policy) -> Service:
+def service(hub: Bridge, spec: LadderSpec, budgeting: Budgeting, policy: Policy) -> Service:
     """What the routes of a server lead to."""
     hub.metrics.watch(hub.running, hub.waiting)
     context = min(rung.max_positions for rung in spec.ladder.rungs)
-    answering = Answering(hub, Prompter(spec.tokenizer, context - 1), Savings(spec).flops)
+    answering = Answering(hub, Prompter(spec.tokenizer, context - 1), FlopsSaved(spec).flops)
     return Service(hub, answering, budgeting, policy, created=int(time.time()))
 
 

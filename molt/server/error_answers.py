@@ -17,7 +17,7 @@ class Unavailable(Exception):
         self.message, self.retry_after_s = message, retry_after_s
 
 
-class Failure(Exception):
+class ErrorAnswer(Exception):
     """A request that is answered with an error. ``retry_after_s``: when there is sense in asking again."""
 
     def __init__(

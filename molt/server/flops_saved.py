@@ -12,7 +12,7 @@ from molt.models.flops import MapSize, carry_flops, read_flops
 from molt.models.ladder_file import LadderSpec
 
 
-class Savings:
+class FlopsSaved:
     """For the routes of one ladder."""
 
     def __init__(self, spec: LadderSpec) -> None:

@@ -22,7 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from molt.errors import InputError
-from molt.server.bridge import Hub
+from molt.server.bridge import Bridge
 from molt.server.http_protocol import bounded
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -40,7 +40,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    hub: Hub, app: ASGIApp, sockets: Sequence[socket.socket], *, started: Callable[[], None] = lambda: None
+    hub: Bridge, app: ASGIApp, sockets: Sequence[socket.socket], *, started: Callable[[], None] = lambda: None
 ) -> bool:
     """Serve until a signal comes, or the world fails; whether the end was as it should be."""
     limits = hub.limits
@@ -75,7 +75,7 @@ async def serve(
 class _Ending:
     """What signals do."""
 
-    def __init__(self, hub: Hub, server: uvicorn.Server) -> None:
+    def __init__(self, hub: Bridge, server: uvicorn.Server) -> None:
         self._hub, self._server = hub, server
         self._begun_s: float | None = None
 

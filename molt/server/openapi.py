@@ -8,7 +8,13 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from molt import __version__
-from molt.server.request_bodies import BudgetAsked, ChatAsked, FollowAsked, TextAsked, TraceAsked
+from molt.server.request_bodies import (
+    BudgetRequest,
+    ChatRequest,
+    CompletionRequest,
+    FollowRequest,
+    TraceRequest,
+)
 
 _ERROR = {
     "type": "object",
@@ -29,11 +35,11 @@ _ERROR = {
 _OBJECT: dict[str, Any] = {"type": "object"}
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _BODIES = {
-    "/v1/chat/completions": ("Answer a chat.", ChatAsked),
-    "/v1/completions": ("Go on with a text.", TextAsked),
-    "/admin/budget": ("Set the budget by hand.", BudgetAsked),
-    "/admin/trace": ("Replay a budget trace.", TraceAsked),
-    "/admin/follow": ("Follow a signal of the machine.", FollowAsked),
+    "/v1/chat/completions": ("Answer a chat.", ChatRequest),
+    "/v1/completions": ("Go on with a text.", CompletionRequest),
+    "/admin/budget": ("Set the budget by hand.", BudgetRequest),
+    "/admin/trace": ("Replay a budget trace.", TraceRequest),
+    "/admin/follow": ("Follow a signal of the machine.", FollowRequest),
 }
 _READ = {
     "/health": ("Whether answers can be had.", "application/json"),
@@ -65,7 +71,7 @@ def document(models: Sequence[str]) -> dict[str, Any]:
     """The document, as plain data; ``models`` are the names that a request may give."""
     bodies = [(model, "validation") for _, model in _BODIES.values()]
     _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
-    for body in (ChatAsked, TextAsked):
+    for body in (ChatRequest, CompletionRequest):
         schemas["$defs"][body.__name__]["properties"]["model"] = {"type": "string", "enum": list(models)}
     return {
         "openapi": "3.1.0",

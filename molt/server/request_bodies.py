@@ -43,13 +43,13 @@ class BadRequest(Exception):
         self.message, self.param = message, param
 
 
-class WireModel(BaseModel):
+class BodyModel(BaseModel):
     """Strict: no unknown fields, no coercion, no NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-M = TypeVar("M", bound=WireModel)
+M = TypeVar("M", bound=BodyModel)
 
 
 def parse(model: type[M], body: bytes) -> M:
@@ -80,20 +80,20 @@ def _place(location: tuple[str | int, ...]) -> str | None:
 # --- answers ---
 
 
-class MoltOptions(WireModel):
+class MoltOptions(BodyModel):
     """What OpenAI's API has no field for: who waits for the answer, and whether an end of text ends it."""
 
     kind: TenantKind = TenantKind.FOREGROUND
     ignore_eos: bool = False
 
 
-class StreamOptions(WireModel):
+class StreamOptions(BodyModel):
     """Whether the stream's last chunk is the usage."""
 
     include_usage: bool = False
 
 
-class TextFormat(WireModel):
+class TextFormat(BodyModel):
     """The one format of an answer."""
 
     type: Literal["text"]
@@ -112,7 +112,7 @@ No = Annotated[bool, AfterValidator(_no), WithJsonSchema({"type": "boolean", "en
 StopText = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
 
 
-class Asked(WireModel):
+class AnswerRequest(BodyModel):
     """What chats and texts have in common."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -147,14 +147,14 @@ class Asked(WireModel):
         return self.max_tokens
 
 
-class TextPart(WireModel):
+class TextPart(BodyModel):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(WireModel):
+class Message(BodyModel):
     """One message of a chat. What an assistant's message has beside its text is accepted where there is none of it."""
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -172,7 +172,7 @@ class Message(WireModel):
         return "system" if self.role == "developer" else self.role, text
 
 
-class ChatAsked(Asked):
+class ChatRequest(AnswerRequest):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES_MAX)]
@@ -192,7 +192,7 @@ class ChatAsked(Asked):
         return self.max_completion_tokens or self.max_tokens
 
 
-class TextAsked(Asked):
+class CompletionRequest(AnswerRequest):
     """The body of ``POST /v1/completions``; ``prompt`` is a text, or tokens."""
 
     prompt: Annotated[str, Field(min_length=1)] | Annotated[list[int], Field(min_length=1)]
@@ -231,27 +231,27 @@ AnyBudget = Annotated[
 ]
 
 
-class BudgetAsked(WireModel):
+class BudgetRequest(BodyModel):
     """The body of ``POST /admin/budget``: bytes, or a text such as ``40MiB`` or ``150% of tier0``."""
 
     budget: AnyBudget
 
 
-class StepAsked(WireModel):
+class TraceStepRequest(BodyModel):
     """A step of a trace."""
 
     at: Duration
     budget: AnyBudget
 
 
-class TraceAsked(WireModel):
+class TraceRequest(BodyModel):
     """The body of ``POST /admin/trace``: steps from ``0s`` on, or the name of a trace that ships with Molt."""
 
-    steps: Annotated[list[StepAsked], Field(min_length=1, max_length=STEPS_MAX)] | None = None
+    steps: Annotated[list[TraceStepRequest], Field(min_length=1, max_length=STEPS_MAX)] | None = None
     name: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")] | None = None
 
 
-class FollowAsked(WireModel):
+class FollowRequest(BodyModel):
     """The body of ``POST /admin/follow``."""
 
     source: Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,64}$")]

@@ -22,24 +22,24 @@ from typing import Any, TypeAlias, TypeVar, assert_never
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.costs import CostModel
-from molt.core.engine_protocol import Engine, Request, SpillError, SwitchError, Way
+from molt.core.engine_protocol import Destination, Engine, Request, SpillError, SwitchError
 from molt.core.invariants import violations
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.scheduler import Scheduler
 from molt.core.state import Phase, State
-from molt.core.turns import DecodeStep, LoadStep, ReadStep, RestoreStep, Step, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, PrefillStep, RestoreStep, Step, SwitchStep
 from molt.core.view import Policy
 from molt.formats.log import Log
 from molt.worlds.checkers import disagreements
 from molt.worlds.conductor import Conductor
-from molt.worlds.memory_books import Memory
+from molt.worlds.memory_books import MemoryBooks
 
 T = TypeVar("T")
 Wait: TypeAlias = Generator[Any, Any, T]
 
 
 @dataclass(slots=True)
-class Guest:
+class RunningTenant:
     """A tenant as a world knows it."""
 
     name: str
@@ -62,7 +62,7 @@ class Guest:
 
 
 @dataclass(slots=True)
-class Loading:
+class PendingLoad:
     """A rung that is being brought in, for a decision; a world may note how far it is."""
 
     decision: int
@@ -70,10 +70,10 @@ class Loading:
 
 
 @dataclass(slots=True)
-class Move:
+class PendingSwitch:
     """A cache that is to go to another rung; a world may note how far that is (``None``: nothing is held for it)."""
 
-    way: Way
+    way: Destination
     predicted_kl: float
     decision: int
     done_ns: int | None = None
@@ -102,13 +102,13 @@ class World(ABC):
         self._log = log
         self._scheduler = Scheduler(ladder, believed or costs, policy)
         self._conductor = Conductor(self._scheduler, log, self._enqueue)
-        self._memory = Memory(self._memory_changed)
+        self._memory = MemoryBooks(self._memory_changed)
         self._budget_bytes = 0
-        self._guests: dict[str, Guest] = {}
+        self._guests: dict[str, RunningTenant] = {}
         self._inbox: deque[e.AnyEvent] = deque()
         self._pending: deque[tuple[d.AnyDecision, int]] = deque()
-        self._loads: dict[str, Loading] = {}
-        self._moves: dict[str, Move] = {}
+        self._loads: dict[str, PendingLoad] = {}
+        self._moves: dict[str, PendingSwitch] = {}
         self._on_disk: dict[str, int] = {}
         self._deadline_ns: int | None = None
         self._alive = True
@@ -138,7 +138,7 @@ class World(ABC):
         """Take a cache to another rung, or go on with that."""
 
     @abstractmethod
-    def _read(self, step: ReadStep) -> Wait[None]:
+    def _prefill(self, step: PrefillStep) -> Wait[None]:
         """Read known tokens to a boundary."""
 
     @abstractmethod
@@ -174,7 +174,7 @@ class World(ABC):
         )
         return guest is not None
 
-    def _forget(self, tenant: str) -> Guest | None:
+    def _forget(self, tenant: str) -> RunningTenant | None:
         """The tenant is no longer here."""
         return self._guests.pop(tenant, None)
 
@@ -213,7 +213,7 @@ class World(ABC):
             case d.Release():
                 yield from self._release(decision.rung, seq)
             case d.Load():
-                self._loads[decision.rung] = Loading(seq)
+                self._loads[decision.rung] = PendingLoad(seq)
                 size = self._ladder.rung(decision.rung).resident_bytes
                 self._memory.put("transient", f"withheld {decision.rung}", 0)
                 self._memory.put("transient", f"load {decision.rung}", size)
@@ -232,8 +232,8 @@ class World(ABC):
             self._engine.park(tenant)
             if tenant in self._on_disk:  # room for what is to come back
                 self._engine.grow(tenant, self._on_disk[tenant])
-            way = Way(decision.dest, decision.route, decision.capacity, decision.native)
-            self._moves[tenant] = Move(way, decision.prediction.kl, seq)
+            way = Destination(decision.dest, decision.route, decision.capacity, decision.native)
+            self._moves[tenant] = PendingSwitch(way, decision.prediction.kl, seq)
         self._put_cache(tenant)
 
     def _drop_cache(self, tenant: str, dest: str) -> int:
@@ -341,8 +341,8 @@ class World(ABC):
                 yield from self._restore(step)
             case SwitchStep():
                 yield from self._switch(step)
-            case ReadStep():
-                yield from self._read(step)
+            case PrefillStep():
+                yield from self._prefill(step)
             case DecodeStep():
                 yield from self._decode(step)
             case _:
@@ -381,7 +381,7 @@ class World(ABC):
         self._put_cache(step.tenant)
         self._feed(e.RestoreFailed(at_ns=self._now_ns, tenant=step.tenant, dest=dest, reason=str(outcome)))
 
-    def _hold_for_switch(self, step: SwitchStep, move: Move) -> None:
+    def _hold_for_switch(self, step: SwitchStep, move: PendingSwitch) -> None:
         """What a switch takes beside the old cache while it is at work: the new cache and the map."""
         map_bytes = self._ladder.route(step.source, step.dest).map_bytes
         new_cache = self._ladder.rung(step.dest).kv_bytes(move.way.capacity)
@@ -396,7 +396,7 @@ class World(ABC):
                 self._memory.put("transient", f"switch {tenant}", 0)
 
     def _cross(
-        self, step: SwitchStep, move: Move, within_ns: int | None = None
+        self, step: SwitchStep, move: PendingSwitch, within_ns: int | None = None
     ) -> e.Handoff | SwitchError | None:
         """Take a cache across, or raise ``Unfinished`` when this time is over."""
         try:
@@ -408,7 +408,7 @@ class World(ABC):
         return handoff
 
     def _crossed(
-        self, step: SwitchStep, move: Move, outcome: e.Handoff | SwitchError | None, took_ns: int
+        self, step: SwitchStep, move: PendingSwitch, outcome: e.Handoff | SwitchError | None, took_ns: int
     ) -> None:
         """A switch is done, or has failed."""
         del self._moves[step.tenant]

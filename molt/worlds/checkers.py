@@ -10,10 +10,10 @@ from molt.core.budget import cache_bytes, reserved_bytes
 from molt.core.ladder import Ladder
 from molt.core.state import Phase, State
 from molt.core.view import Policy
-from molt.worlds.memory_books import Memory
+from molt.worlds.memory_books import MemoryBooks
 
 
-def rungs_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+def rungs_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks) -> str | None:
     """The rungs in memory, those on their way counting in full, are the ones that are believed to be."""
     true = {
         name: size + memory.parts["scratch"].get(name, 0) for name, size in memory.parts["weights"].items()
@@ -24,14 +24,14 @@ def rungs_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: 
 
 
 def withheld_bytes_are_as_believed(
-    state: State, ladder: Ladder, policy: Policy, memory: Memory
+    state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks
 ) -> str | None:
     """What released rungs did not give back is known, to the byte."""
     true = _transients(memory, "withheld ")
     return None if true == state.withheld else f"believed {state.withheld}, true {true}"
 
 
-def caches_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+def caches_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks) -> str | None:
     """Every admitted tenant's cache has the believed size, and nobody else has one."""
     believed = {
         tenant.name: cache_bytes(tenant, ladder)
@@ -42,7 +42,7 @@ def caches_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory:
 
 
 def switches_keep_to_their_reservation(
-    state: State, ladder: Ladder, policy: Policy, memory: Memory
+    state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks
 ) -> str | None:
     """What a switch under way holds beside its old cache was reserved before it began."""
     held, reserved = _transients(memory, "switch "), reserved_bytes(state, ladder)
@@ -52,7 +52,9 @@ def switches_keep_to_their_reservation(
     return None
 
 
-def true_overshoot_is_bounded(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+def true_overshoot_is_bounded(
+    state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks
+) -> str | None:
     """After enforcement, what is really allocated exceeds the budget by at most what the floor does."""
     if "bounded_overshoot" not in policy.promises:
         return None
@@ -60,7 +62,7 @@ def true_overshoot_is_bounded(state: State, ladder: Ladder, policy: Policy, memo
     return None if memory.usage_bytes <= bound else f"usage {memory.usage_bytes} exceeds {bound} bytes"
 
 
-def parts_sum_to_usage(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> str | None:
+def parts_sum_to_usage(state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks) -> str | None:
     """The parts of memory add up to the usage."""
     parts = sum(sum(owners.values()) for owners in memory.parts.values())
     return None if parts == memory.usage_bytes else f"parts of {parts} bytes, usage {memory.usage_bytes}"
@@ -76,13 +78,13 @@ CHECKERS = (
 )
 
 
-def disagreements(state: State, ladder: Ladder, policy: Policy, memory: Memory) -> list[tuple[str, str]]:
+def disagreements(state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks) -> list[tuple[str, str]]:
     """Names and details of the checkers that found something."""
     found = ((checker.__name__, checker(state, ladder, policy, memory)) for checker in CHECKERS)
     return [(name, detail) for name, detail in found if detail is not None]
 
 
-def _transients(memory: Memory, purpose: str) -> dict[str, int]:
+def _transients(memory: MemoryBooks, purpose: str) -> dict[str, int]:
     return {
         owner.removeprefix(purpose): size
         for owner, size in memory.parts["transient"].items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Memory:
+class MemoryBooks:
     """What is allocated, by kind (``weights``, ``scratch``, ``kv``, ``transient``) and owner, in bytes."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:

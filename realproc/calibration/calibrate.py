@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost, Stretch
-from molt.core.engine_protocol import Engine, Way
+from molt.core.costs import CostModel, DiskCosts, HealingFactor, RouteCosts, RungCosts, StepCost
+from molt.core.engine_protocol import Destination, Engine
 from molt.core.healing import CHUNKS as healing_chunks
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.errors import InputError
@@ -30,7 +30,7 @@ from molt.formats.log import plain
 from molt.jobs.profile import slowed
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import LadderSpec, resolve
-from realproc.calibration.loop_overhead import added_ns, surrounded
+from realproc.calibration.loop_overhead import added_ns, with_overhead
 from realproc.supervisor.engine_process import SlowedEngine, made_up
 
 REPEATS = 5
@@ -58,7 +58,7 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
     Times depend on lengths alone, so they are measured on made-up prompts. The divergences of a route are means over
     the documents that ship with pico and were held out from everything.
     """
-    from molt.evals.setup import Bench
+    from molt.evals.setup import LoadedLadder
     from molt.models.pico.corpus import shipped_documents
     from realproc.calibration.divergence import divergences as judged
 
@@ -77,14 +77,14 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
         switches = [_switch(engine, ladder, route) for route in track(carried, "switches", console=console)]
     if apart:
         rungs = {
-            rung.name: surrounded(
+            rung.name: with_overhead(
                 rungs[rung.name], added_ns(spec, rung, rungs[rung.name], slowdown), HEALING_CELLS
             )
             for rung in track(ladder.rungs, "worlds", console=console)
         }
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
     texts = [tokenizer.encode(text).ids for _, text in shipped_documents()]
-    bench = Bench(spec)
+    bench = LoadedLadder(spec)
     divergences = [tuple(judged(bench, route, texts)) for route in track(carried, "quality", console=console)]
     routes = {
         f"{route.source}->{route.dest}": RouteCosts(switch, quality)
@@ -146,7 +146,7 @@ def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
     return round(statistics.median(loads)), round(statistics.median(releases))
 
 
-def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[Stretch, ...]:
+def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[HealingFactor, ...]:
     """What re-reading tokens does to a decode step of a rung that projected caches come to."""
     ends = [route for route in ladder.routes if route.dest == rung and route.kind is RouteKind.PROJECT]
     if not ends:
@@ -155,12 +155,14 @@ def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[Stretch, ...]:
     engine.load(source)
     engine.load(rung)
     with _generation(engine, source, HEALING_CELLS + 1) as tenant:
-        engine.read(tenant, HEALING_CELLS, CHUNKS[-1])
-        engine.switch(tenant, Way(rung, RouteKind.PROJECT, HEALING_CELLS + ANSWER_TOKENS))
+        engine.prefill(tenant, HEALING_CELLS, CHUNKS[-1])
+        engine.switch(tenant, Destination(rung, RouteKind.PROJECT, HEALING_CELLS + ANSWER_TOKENS))
         engine.release(source)
         bare_ns = _median_ns(2 * REPEATS * [lambda: engine.decode(tenant, 1)])
         healing = tuple(
-            Stretch(tokens, _median_ns(REPEATS * [lambda n=tokens: engine.decode(tenant, 1, n)]) / bare_ns)  # type: ignore[misc]
+            HealingFactor(
+                tokens, _median_ns(REPEATS * [lambda n=tokens: engine.decode(tenant, 1, n)]) / bare_ns
+            )  # type: ignore[misc]
             for tokens in sorted(healing_chunks)
         )
     engine.release(rung)
@@ -172,7 +174,7 @@ def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:
     rung, writes, reads = ladder.bottom, [], []
     engine.load(rung.name)
     with _generation(engine, rung.name, CELLS[-1] + 1) as tenant:
-        engine.read(tenant, CELLS[-1], CHUNKS[-1])
+        engine.prefill(tenant, CELLS[-1], CHUNKS[-1])
         engine.park(tenant)
         size = engine.cache_bytes(tenant)
         for _ in range(REPEATS):
@@ -193,7 +195,7 @@ def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sa
 
         def read(tokens: int, chunk: int) -> None:
             nonlocal done
-            engine.read(tenant, tokens, chunk)
+            engine.prefill(tenant, tokens, chunk)
             done += tokens
 
         if context:
@@ -233,8 +235,8 @@ def _switch(engine: Engine, ladder: Ladder, route: Route) -> StepCost:
 def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
     for _ in range(REPEATS):
         with _generation(engine, route.source, cells + 1) as tenant:
-            engine.read(tenant, cells, 128)
-            yield lambda: engine.switch(tenant, Way(route.dest, route.kind, cells + ANSWER_TOKENS))
+            engine.prefill(tenant, cells, 128)
+            yield lambda: engine.switch(tenant, Destination(route.dest, route.kind, cells + ANSWER_TOKENS))
 
 
 def _median_ns(works: Iterable[Callable[[], object]]) -> float:

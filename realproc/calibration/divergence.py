@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from molt.core.costs import Divergence
 from molt.core.engine_protocol import SINKS
 from molt.core.ladder import Route, RouteKind
-from molt.evals.setup import Bench
-from molt.kv.handoff_quality import judge, yardstick
+from molt.evals.setup import LoadedLadder
+from molt.kv.handoff_quality import judge, switch_reference
 from molt.kv.transplant import Islands, carry, transplant
 
 JUDGED_CELLS = (128, 512)
@@ -20,7 +20,7 @@ JUDGING_S = 20
 """After so long no further text is judged at one length: a large ladder takes seconds for each."""
 
 
-def divergences(bench: Bench, route: Route, texts: list[list[int]]) -> Iterator[Divergence]:
+def divergences(bench: LoadedLadder, route: Route, texts: list[list[int]]) -> Iterator[Divergence]:
     """Mean KL of a switch after texts of some lengths, at every setting of the dial."""
     for cells in JUDGED_CELLS:
         dial = JUDGED_NATIVE if route.kind is RouteKind.PROJECT else (0,)
@@ -37,12 +37,12 @@ def divergences(bench: Bench, route: Route, texts: list[list[int]]) -> Iterator[
 
 
 def _judged(
-    bench: Bench, route: Route, text: list[int], dial: tuple[int, ...]
+    bench: LoadedLadder, route: Route, text: list[int], dial: tuple[int, ...]
 ) -> Iterator[tuple[int, float]]:
     """KL of a switch after all but the last token of a text, by how many of its last tokens are read natively."""
     source, dest = bench.rung(route.source), bench.rung(route.dest)
     cache = source.read_afresh(text[:-1])
-    by = yardstick(source, dest, cache, text)
+    by = switch_reference(source, dest, cache, text)
     for native in dial:
         if route.kind is RouteKind.CARRY:
             carried = carry(cache.fork(spare=0), dest, text, len(text))

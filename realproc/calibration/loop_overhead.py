@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from molt.core.costs import CostModel, DiskCosts, RungCosts, StepCost, Stretch
+from molt.core.costs import CostModel, DiskCosts, HealingFactor, RungCosts, StepCost
 from molt.core.events import TenantFinished, TenantKind, TokensProduced
 from molt.core.ladder import Rung
 from molt.formats.log import Log
-from molt.live.live_world import Heard, LiveWorld
+from molt.live.live_world import LiveWorld, WorldRecord
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import LadderSpec
 from molt.policies.hold import Hold
@@ -35,7 +35,7 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
     model = CostModel("", alone.name, 0, DiskCosts(0.0, 0.0), {rung.name: costs}, {})
     stamps: list[int] = []
 
-    def hear(heard: Heard) -> None:
+    def hear(heard: WorldRecord) -> None:
         if isinstance(heard, TokensProduced):
             stamps.append(heard.at_ns)
         elif isinstance(heard, TenantFinished):
@@ -53,7 +53,7 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
     return max(0, round(statistics.median(added)))
 
 
-def surrounded(costs: RungCosts, added: int, healing_cells: int) -> RungCosts:
+def with_overhead(costs: RungCosts, added: int, healing_cells: int) -> RungCosts:
     """The costs of a rung with ``added`` nanoseconds around every step; what healing takes, measured on
     ``healing_cells``, is the same as before."""
     decode, read = costs.decode, costs.read
@@ -63,6 +63,7 @@ def surrounded(costs: RungCosts, added: int, healing_cells: int) -> RungCosts:
         read=StepCost(read.fixed_ns + added, read.token_ns, read.pair_ns),
         decode=StepCost(decode.fixed_ns, decode.token_ns + added, decode.pair_ns),
         healing=tuple(
-            Stretch(one.tokens, (one.factor * bare_ns + added) / (bare_ns + added)) for one in costs.healing
+            HealingFactor(one.tokens, (one.factor * bare_ns + added) / (bare_ns + added))
+            for one in costs.healing
         ),
     )

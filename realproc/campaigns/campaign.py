@@ -36,8 +36,8 @@ from molt.jobs.job import Job
 from molt.live.remote import ChildSpec
 from molt.program import option
 from molt.units import parse_duration, parse_size, show_size
-from realproc.campaigns.fork_server import Nursery, NurseryEngine
-from realproc.campaigns.trial import Arm, Pressing, Trial, VoidError
+from realproc.campaigns.fork_server import ForkedEngine, ForkServer
+from realproc.campaigns.trial import PressureStep, TrialResult, TrialSubject, VoidError
 from realproc.kernel.pressure import SECOND_NS, Manner
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.engine_process import WarmEngine
@@ -99,11 +99,11 @@ def need_bytes(run: Job) -> int:
     return largest.resident_bytes + largest.kv_bytes(len(request.prompt_ids) + request.max_tokens)
 
 
-def pressing_of(pair: int, measure: Measure) -> Pressing:
+def pressing_of(pair: int, measure: Measure) -> PressureStep:
     """What is done to both processes of a pair; as many in a row as there are manners have each of them."""
     manner = measure.manners[pair % len(measure.manners)]
     tokens = FIRST_TOKENS + pair * TOKENS_STEP % TOKENS_SPAN
-    return Pressing(manner, tokens, measure.room_bytes(manner), measure.left_bytes)
+    return PressureStep(manner, tokens, measure.room_bytes(manner), measure.left_bytes)
 
 
 def control_of(pair: int) -> str | None:
@@ -112,7 +112,7 @@ def control_of(pair: int) -> str | None:
     return None if rest else LATE_SIGNALS[number % len(LATE_SIGNALS)]
 
 
-def verdict(hold: Trial) -> str | None:
+def verdict(hold: TrialResult) -> str | None:
     """Why a pair is void, if it is: the process that holds was not killed."""
     if hold.kills == 0:
         return "the holding process was not killed"
@@ -135,15 +135,15 @@ def done_before(file: Path) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Arms:
+class Subjects:
     """The processes of a campaign by what they are called in its file."""
 
-    hold: Arm
-    molt: Arm
-    controls: Mapping[str, Arm]
+    hold: TrialSubject
+    molt: TrialSubject
+    controls: Mapping[str, TrialSubject]
 
 
-def pairs(arms: Arms, numbers: Iterator[int], measure: Measure) -> Iterator[dict[str, Any]]:
+def pairs(arms: Subjects, numbers: Iterator[int], measure: Measure) -> Iterator[dict[str, Any]]:
     """Perform pairs; each as it stands in the file."""
     for pair in numbers:
         pressing, control = pressing_of(pair, measure), control_of(pair)
@@ -166,7 +166,7 @@ def pairs(arms: Arms, numbers: Iterator[int], measure: Measure) -> Iterator[dict
         yield row
 
 
-def _control(arm: Arm, pressing: Pressing) -> dict[str, Any]:
+def _control(arm: TrialSubject, pressing: PressureStep) -> dict[str, Any]:
     try:
         return plain(arm.try_once(pressing))  # type: ignore[no-any-return]
     except VoidError as reason:
@@ -219,7 +219,7 @@ def command(
 
 
 @contextmanager
-def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arms]:
+def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Subjects]:
     """The processes of a campaign, each in a group of its own."""
     by_name = {contender.name: contender for contender in contenders(run, mapped=False)}
     for name in ("hold", "molt"):
@@ -232,25 +232,25 @@ def _arms(run: Job, signal: str, with_controls: bool, out: Path) -> Iterator[Arm
         threads=1,  # two would wait for each other where others compute too
     )
     with ExitStack() as stack:
-        nursery = Nursery(ChildSpec(ladder.name, threads=setting.threads).environment())
+        nursery = ForkServer(ChildSpec(ladder.name, threads=setting.threads).environment())
         stack.callback(nursery.close)
 
         def arm(
             name: str, called: str, setting: Setting, engine_of: Callable[[ChildSpec], WarmEngine]
-        ) -> Arm:
+        ) -> TrialSubject:
             raw = out.with_name(f"{out.stem}-{called}.events.jsonl")
-            return stack.enter_context(Arm(run, by_name[name], setting, engine_of, raw))
+            return stack.enter_context(TrialSubject(run, by_name[name], setting, engine_of, raw))
 
         held = replace(ladder, rungs=ladder.rungs[:1], routes=())  # more is never used
 
         def forked(spec: ChildSpec) -> WarmEngine:
-            return NurseryEngine(spec, held, nursery)
+            return ForkedEngine(spec, held, nursery)
 
         def lasting(spec: ChildSpec) -> WarmEngine:
             return WarmEngine(spec, ladder)
 
         late = LATE_SIGNALS if with_controls else ()
-        yield Arms(
+        yield Subjects(
             hold=arm("hold", "hold", setting, forked),
             molt=arm("molt", "molt", setting, lasting),
             controls={

@@ -44,10 +44,10 @@ LOOK_S = 0.02
 START_S = 120.0
 
 
-class Foundling:
+class ForkedProcess:
     """An engine process that the nursery forked; what ``subprocess.Popen`` is to a child of one's own."""
 
-    def __init__(self, nursery: Nursery, pid: int, stdin: io.FileIO, stdout: io.FileIO) -> None:
+    def __init__(self, nursery: ForkServer, pid: int, stdin: io.FileIO, stdout: io.FileIO) -> None:
         self._nursery, self.pid, self.stdin, self.stdout = nursery, pid, stdin, stdout
 
     @property
@@ -82,7 +82,7 @@ class Foundling:
                 os.kill(self.pid, number)
 
 
-class Nursery:
+class ForkServer:
     """A nursery, seen from the supervisor. Close it at the end."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -107,7 +107,7 @@ class Nursery:
             self.close()
             raise InputError("the process that engines are forked from did not come up")
 
-    def bring_up(self, arguments: list[str]) -> Foundling:
+    def bring_up(self, arguments: list[str]) -> ForkedProcess:
         """Fork an engine with the arguments of its command line. ``EngineDied`` if there is no nursery any more."""
         child_in, ours_in = os.pipe()
         ours_out, child_out = os.pipe()
@@ -124,7 +124,7 @@ class Nursery:
         finally:
             os.close(child_in)
             os.close(child_out)
-        return Foundling(self, said["born"], io.FileIO(ours_in, "wb"), io.FileIO(ours_out, "rb"))
+        return ForkedProcess(self, said["born"], io.FileIO(ours_in, "wb"), io.FileIO(ours_out, "rb"))
 
     def status_of(self, pid: int) -> int | None:
         """How a child has ended, if it has."""
@@ -151,10 +151,10 @@ class Nursery:
         return said
 
 
-class NurseryEngine(WarmEngine):
+class ForkedEngine(WarmEngine):
     """An engine whose process comes from a nursery."""
 
-    def __init__(self, spec: ChildSpec, ladder: Ladder, nursery: Nursery) -> None:
+    def __init__(self, spec: ChildSpec, ladder: Ladder, nursery: ForkServer) -> None:
         super().__init__(spec, ladder)
         self._nursery = nursery
 

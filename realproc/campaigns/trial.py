@@ -25,7 +25,7 @@ from pathlib import Path
 
 from molt.core import events as e
 from molt.jobs.job import Job
-from molt.live.live_world import Heard, LiveWorld
+from molt.live.live_world import LiveWorld, WorldRecord
 from molt.live.remote import ChildSpec
 from molt.units import show_size
 from realproc.kernel.guard import BreachError
@@ -33,23 +33,23 @@ from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec, Holdin
 from realproc.kernel.signals import MS_NS
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.engine_process import WarmEngine
-from realproc.supervisor.monitor import Attendant, SharedLog
+from realproc.supervisor.monitor import Monitor, SharedLog
 from realproc.supervisor.real_run import (
     Contender,
     Setting,
     child_of,
     coming_up,
+    confinement_of,
     header_of,
-    home_of,
     longest_step_ns,
     most_bytes,
     reaction,
-    set_stage,
+    start_processes,
 )
-from realproc.supervisor.step_times import Pulse
+from realproc.supervisor.step_times import StepTimes
 from realproc.supervisor.victims import major_faults
 from reports.real_processes import reliefs
-from reports.run_log import Run
+from reports.run_log import RunLog
 
 SPAN_NS = 5 * MS_NS
 PAGES_A_TABLE = 512
@@ -68,7 +68,7 @@ class VoidError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pressing:
+class PressureStep:
     """What is done to the process: after ``tokens`` of its answer, others take memory until ``left_bytes`` are left of
     the ``room_bytes`` that it had when it was asked."""
 
@@ -79,7 +79,7 @@ class Pressing:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReliefParts:
     """A release of weights in a trial: the wait for the signal (from when memory was short; ``None``: it never was),
     for the boundary and for the release; what loading the smaller rung and carrying the cache there took then; and what
     was in use when the process was told."""
@@ -93,7 +93,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialResult:
     """What came of it.
 
     ``kills`` are those that the kernel counted meanwhile, ``victim`` the process id of the engine if it is gone.
@@ -110,21 +110,21 @@ class Trial:
     peak_bytes: int | None
     over_line_bytes: int
     fastest_bytes_per_s: int
-    reliefs: tuple[Part, ...]
+    reliefs: tuple[ReliefParts, ...]
     lasted_s: float
 
 
-class Witness:
+class TrialListener:
     """Listens to a world for somebody who waits in another thread."""
 
-    def __init__(self, pulse: Pulse) -> None:
+    def __init__(self, pulse: StepTimes) -> None:
         self._pulse, self._news = pulse, threading.Condition()
         self.budget_bytes = 0
         self.is_up = True
         self.tokens: list[str] = []
         self.is_finished = False
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: WorldRecord) -> None:
         """The world's thread says that something has happened."""
         self._pulse.hear(heard)
         with self._news:
@@ -148,14 +148,16 @@ class Witness:
         with self._news:
             self.tokens, self.is_finished = [], False
 
-    def wait(self, fulfilled: Callable[[Witness], bool], what: str, within_s: float | None = None) -> None:
+    def wait(
+        self, fulfilled: Callable[[TrialListener], bool], what: str, within_s: float | None = None
+    ) -> None:
         """Wait until something is so; ``VoidError`` if that takes too long, ``PATIENCE_S`` by default."""
         with self._news:
             if not self._news.wait_for(lambda: fulfilled(self), PATIENCE_S if within_s is None else within_s):
                 raise VoidError(f"waited in vain for {what}")
 
 
-class Arm:
+class TrialSubject:
     """A policy under trial. Enter it in the main thread, try it, leave it."""
 
     def __init__(
@@ -170,8 +172,8 @@ class Arm:
         self._engine_of = engine_of
         self._run, self._contender, self._setting, self._raw = run, contender, setting, raw
         self._tenant = run.scenario.tenants[0]
-        self._pulse = Pulse(longest_step_ns(run))
-        self._witness = Witness(self._pulse)
+        self._pulse = StepTimes(longest_step_ns(run))
+        self._witness = TrialListener(self._pulse)
         self._answer_s = PATIENCE_S + SLOWER_MAX * answer_ns(run) / SECOND_NS
         self._stack = ExitStack()
         self._records = io.StringIO()
@@ -180,7 +182,7 @@ class Arm:
         self._failure: Exception | None = None
         self._trials = 0
 
-    def __enter__(self) -> Arm:
+    def __enter__(self) -> TrialSubject:
         try:
             self._set_up()
         except BaseException:
@@ -191,7 +193,7 @@ class Arm:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def try_once(self, pressing: Pressing) -> Trial:
+    def try_once(self, pressing: PressureStep) -> TrialResult:
         """One trial; ``VoidError`` if it says nothing, ``BreachError`` if there can be no more."""
         tenant = f"{self._tenant.name}-{self._trials}"
         self._trials += 1
@@ -208,7 +210,7 @@ class Arm:
             self._see_it_end()
             reports = list(self._attendant.heard)
             killed = self._kills() - kills
-            trial = Trial(
+            trial = TrialResult(
                 kills=killed,
                 victim=pid if killed and pid is not None and major_faults(pid) is None else None,
                 tokens=len(witness.tokens),
@@ -293,7 +295,7 @@ class Arm:
         if witness.is_up:
             witness.wait(lambda w: w.is_finished or not w.is_up, "the end of the answer", self._answer_s)
 
-    def _reliefs(self) -> tuple[Part, ...]:
+    def _reliefs(self) -> tuple[ReliefParts, ...]:
         """Of the records of this trial, which go to the file of raw records."""
         text = self._log.take(self._records)
         with self._raw.open("a", encoding="utf-8") as raw:
@@ -301,7 +303,7 @@ class Arm:
         records = tuple(json.loads(line) for line in text.splitlines())
         held = {r["budget_bytes"]: r["held_bytes"] for r in records if r["kind"] == "signal"}
         return tuple(
-            Part(
+            ReliefParts(
                 signal_ns=None if relief.short_ns is None else relief.told_ns - relief.short_ns,
                 boundary_ns=relief.heard_ns - relief.told_ns,
                 release_ns=relief.released_ns - relief.heard_ns,
@@ -309,7 +311,7 @@ class Arm:
                 transplant_ns=relief.transplant_ns,
                 held_bytes=held.get(relief.budget_bytes),
             )
-            for relief in reliefs(Run({}, records))
+            for relief in reliefs(RunLog({}, records))
         )
 
     def _kills(self) -> int:
@@ -324,7 +326,7 @@ class Arm:
 
     def _set_up(self) -> None:
         run, setting = self._run, self._setting
-        self._home = self._stack.enter_context(home_of(run, self._contender, setting))
+        self._home = self._stack.enter_context(confinement_of(run, self._contender, setting))
         self._engine = self._engine_of(child_of(run, self._contender, setting, self._home))
         self._thread = threading.Thread(target=self._live, name=self._contender.name, daemon=True)
         self._stack.callback(self._end)
@@ -333,14 +335,14 @@ class Arm:
         if self._failure is not None:
             raise self._failure
         self._full_bytes = most_bytes(run)
-        self._stage = set_stage(run, setting, self._home, self._engine, self._stack)
+        self._stage = start_processes(run, setting, self._home, self._engine, self._stack)
         self._log = SharedLog(self._records, header_of(run, self._contender, setting))
         self._world = LiveWorld(
             run.spec.ladder, run.costs, self._contender.policy, self._engine, self._log,
             budget_bytes=self._stage.budget_bytes, listen=self._witness.hear,
         )  # fmt: skip
         reaction_ns = reaction(run, self._pulse)
-        self._attendant = Attendant(
+        self._attendant = Monitor(
             self._stage, self._world, self._log, setting.signal, self._pulse, reaction_ns, []
         )
         self._begin.set()

@@ -45,7 +45,7 @@ class Processor:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MachineMemory:
     """Memory, and how the kernel hands it out.
 
     ``transparent`` is the mode of transparent huge pages, ``reserved_huge_pages`` the number of pages in the pool that
@@ -80,7 +80,7 @@ class Machine:
 
     system: str
     processor: Processor
-    memory: Memory
+    memory: MachineMemory
     groups: ControlGroups
     pressure: Pressure | None
     load_1min: float | None
@@ -120,7 +120,7 @@ def read_processor(root: Path = REAL_ROOT) -> Processor:
     )
 
 
-def read_memory(root: Path = REAL_ROOT) -> Memory:
+def read_memory(root: Path = REAL_ROOT) -> MachineMemory:
     """``/proc/meminfo`` and the modes of handing memory out."""
     info = {
         key: value.split()
@@ -136,7 +136,7 @@ def read_memory(root: Path = REAL_ROOT) -> Memory:
     reserved = info.get("HugePages_Total", [])
     modes = read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""
     chosen = re.search(r"\[(\w+)\]", modes)
-    return Memory(
+    return MachineMemory(
         total_bytes=size("MemTotal"),
         available_bytes=size("MemAvailable"),
         swap_bytes=size("SwapTotal"),

@@ -36,7 +36,7 @@ from molt.errors import InputError
 from molt.live import parent_death
 from molt.units import format_duration, show_size
 from realproc.kernel import limited_group
-from realproc.kernel.touched_pages import MIB, Blocks
+from realproc.kernel.touched_pages import MIB, TouchedBlocks
 
 Targets = tuple[tuple[int, int], ...]
 """Pairs of time (ns, strictly rising) and bytes to hold from then on; nothing before the first."""
@@ -224,7 +224,7 @@ def allocate(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: 
 
 
 def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: Connection) -> None:
-    blocks, pace, manner = Blocks(), Pace(spec.rate_bytes_per_s), spec.manner
+    blocks, pace, manner = TouchedBlocks(), AllocationPace(spec.rate_bytes_per_s), spec.manner
     targets: Targets = ()
     start_ns = 0
     while True:
@@ -244,7 +244,7 @@ def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, rep
         parent_death.end_if_orphaned(parent_pid)
         if orders.poll(max(0, wait_ns) / SECOND_NS):
             targets, start_ns, manner = orders.recv()
-            pace = Pace(manner.rate_bytes_per_s)
+            pace = AllocationPace(manner.rate_bytes_per_s)
 
 
 def due(targets: Targets, at_ns: int) -> tuple[int, int | None]:
@@ -254,7 +254,7 @@ def due(targets: Targets, at_ns: int) -> tuple[int, int | None]:
     return held, targets[index][0] if index < len(targets) else None
 
 
-class Pace:
+class AllocationPace:
     """When the next block may come. Time that was lost is not made up for: the rate is a ceiling at every moment."""
 
     def __init__(self, rate_bytes_per_s: int | None) -> None:

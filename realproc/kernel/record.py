@@ -49,7 +49,7 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RecordedSample:
     """What was seen at one moment. ``stall_ns``: how long some, and all, tasks have waited for memory since boot."""
 
     available_bytes: int
@@ -76,10 +76,10 @@ class Recorder:
     group: GroupV1 | GroupV2 | None = None
     root: Path = REAL_ROOT
 
-    def sample(self) -> Sample:
+    def sample(self) -> RecordedSample:
         """What is there now; ``OSError`` if the group has gone."""
         available_bytes, swap_used_bytes = _memory(self.root)
-        return Sample(
+        return RecordedSample(
             available_bytes=available_bytes,
             swap_used_bytes=swap_used_bytes,
             stall_ns=stalls(self.root),
@@ -139,7 +139,7 @@ def record(recorder: Recorder, out: TextIO, duration_ns: int | None, interval_ns
     return count
 
 
-def row(at_ns: int, sample: Sample, first: Sample) -> tuple[str, ...]:
+def row(at_ns: int, sample: RecordedSample, first: RecordedSample) -> tuple[str, ...]:
     """The cells of a sample; stalls count from the first one."""
     own, group = sample.own, sample.group
     sizes = (

@@ -3,7 +3,7 @@
 Rules of this module:
 
 - A signal is opened when it is made, waited for by its descriptor or its interval, and read. Reading acknowledges, and
-  gives an ``Observation`` of usage and limit at a time of the monotonic clock.
+  gives an ``UsageReading`` of usage and limit at a time of the monotonic clock.
 - A signal only wakes. Whether to act is for ``lookout.py``, which goes by usage and never by a level of pressure.
 - ``late`` marks the signals that come when it is too late to act on a machine without swap: those that measure how
   badly reclaim does, or how long others have stalled already. They are here as negative controls.
@@ -36,7 +36,7 @@ PSI_WINDOW_NS = 2000 * MS_NS
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class UsageReading:
     """Usage and limit at a time of ``time.monotonic_ns``."""
 
     at_ns: int
@@ -56,10 +56,10 @@ class Meter:
         """The meter of a group, with the limit that it has now."""
         return cls(group.usage_file, group.limit_bytes)
 
-    def read(self) -> Observation:
+    def read(self) -> UsageReading:
         """Usage now. ``OSError`` if the group is gone."""
         usage_bytes = int(os.pread(self._file, 32, 0))
-        return Observation(time.monotonic_ns(), usage_bytes, self._limit_bytes)
+        return UsageReading(time.monotonic_ns(), usage_bytes, self._limit_bytes)
 
     def close(self) -> None:
         """Close the file."""
@@ -84,7 +84,7 @@ class Signal(Protocol):
     def poll_mask(self) -> int:
         """What to wait for there: ``select.POLLIN`` or ``select.POLLPRI``."""
 
-    def read(self) -> Observation:
+    def read(self) -> UsageReading:
         """Acknowledge, so that the next event wakes again, and observe."""
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class Polling:
     def fileno(self) -> int | None:
         return None
 
-    def read(self) -> Observation:
+    def read(self) -> UsageReading:
         return self._meter.read()
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class EventCounter:
     def fileno(self) -> int | None:
         return self._event
 
-    def read(self) -> Observation:
+    def read(self) -> UsageReading:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         return self._meter.read()
@@ -147,7 +147,7 @@ class KernelFile:
     def fileno(self) -> int | None:
         return self._file
 
-    def read(self) -> Observation:
+    def read(self) -> UsageReading:
         os.pread(self._file, 4096, 0)  # an event is one that came after the last reading
         return self._meter.read()
 
@@ -175,7 +175,7 @@ class Messages:
     def fileno(self) -> int | None:
         return None if self._ended else self._descriptor
 
-    def read(self) -> Observation:
+    def read(self) -> UsageReading:
         with contextlib.suppress(BlockingIOError):
             while not self._ended:
                 self._ended = not os.read(self._descriptor, 4096)

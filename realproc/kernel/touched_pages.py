@@ -16,7 +16,7 @@ HUGE_BYTES = 2 * MIB
 _ADVICE_NONE = -1
 
 
-class Blocks:
+class TouchedBlocks:
     """A stack of blocks of resident memory."""
 
     def __init__(self) -> None:

@@ -19,10 +19,10 @@ from molt.errors import InputError
 from realproc.kernel.control_groups import ControlGroups, read_groups
 from realproc.kernel.guard import Ceilings, Guard
 from realproc.kernel.record import stalls
-from realproc.kernel.signals import SIGNALS, Observation, best_signal
+from realproc.kernel.signals import SIGNALS, UsageReading, best_signal
 from realproc.kernel.touched_pages import MIB
-from realproc.supervisor.growth import LOOK_NS, SECOND_NS, Vigil
-from realproc.supervisor.headroom import Ledger, Share, Standing, anonymous_bytes
+from realproc.supervisor.growth import LOOK_NS, SECOND_NS, SignalWatch
+from realproc.supervisor.headroom import Share, Standing, StandingReader, anonymous_bytes
 
 WARM_UP_BYTES = 1024 * MIB
 """What Python, tensor libraries and their warming up may take, before it is known what they do take."""
@@ -32,7 +32,7 @@ FASTEST_BYTES_PER_S = 1024 * MIB
 """The fastest growth that a signal which is told a usage to wake at should meet in time."""
 
 
-class Place(Protocol):
+class Confinement(Protocol):
     """What a run needs of the place its processes live in."""
 
     @property
@@ -45,7 +45,7 @@ class Place(Protocol):
     def resize(self, share: Share, budget_bytes: int) -> Share:
         """Set another limit, so that ``budget_bytes`` are left to the engine, whose base is what it was."""
 
-    def vigil(self, signal: str, share: Share, reaction_ns: int) -> Vigil:
+    def vigil(self, signal: str, share: Share, reaction_ns: int) -> SignalWatch:
         """What wakes when memory gets short; ``InputError`` if there is no such signal here."""
 
     def standing(self, pid: int | None, taken_bytes: int) -> Standing:
@@ -65,12 +65,12 @@ class Place(Protocol):
         """``BreachError`` if the run had to be stopped."""
 
 
-class LimitedPlace:
+class GroupConfinement:
     """A limited memory control group under guard: at its limit, the kernel kills."""
 
     def __init__(self, guard: Guard, nice: int | None = None) -> None:
         self._nice = nice
-        self._guard, self._group, self._ledger = guard, guard.group, Ledger(guard.group)
+        self._guard, self._group, self._ledger = guard, guard.group, StandingReader(guard.group)
         self._stalled_before = stalls()
 
     @property
@@ -90,11 +90,11 @@ class LimitedPlace:
         self._group.set_limit(resized.limit_bytes)
         return resized
 
-    def vigil(self, signal: str, share: Share, reaction_ns: int) -> Vigil:
+    def vigil(self, signal: str, share: Share, reaction_ns: int) -> SignalWatch:
         ahead_bytes = FASTEST_BYTES_PER_S * (reaction_ns + LOOK_NS) // SECOND_NS
         wake_bytes = max(share.base_bytes, share.line_bytes - ahead_bytes)
         make = best_signal if signal == "best" else SIGNALS[signal]
-        return Vigil(make(self._group, wake_bytes), observe_nothing)
+        return SignalWatch(make(self._group, wake_bytes), observe_nothing)
 
     def standing(self, pid: int | None, taken_bytes: int) -> Standing:
         return self._ledger.read(time.monotonic_ns(), pid)
@@ -122,7 +122,7 @@ class LimitedPlace:
         self._guard.check()
 
 
-class OpenPlace:
+class DeclaredConfinement:
     """No group: what allocators hold is missing in a declared budget, and nobody is killed. Works anywhere."""
 
     folder = None
@@ -134,8 +134,8 @@ class OpenPlace:
     def resize(self, share: Share, budget_bytes: int) -> Share:
         return share.of(budget_bytes)
 
-    def vigil(self, signal: str, share: Share, reaction_ns: int) -> Vigil:
-        return Vigil(Interval(), observe_nothing)
+    def vigil(self, signal: str, share: Share, reaction_ns: int) -> SignalWatch:
+        return SignalWatch(Interval(), observe_nothing)
 
     def standing(self, pid: int | None, taken_bytes: int) -> Standing:
         own_bytes = 0 if pid is None else anonymous_bytes(pid)
@@ -164,32 +164,32 @@ class Interval:
     def fileno(self) -> int | None:
         return None
 
-    def read(self) -> Observation:
+    def read(self) -> UsageReading:
         return observe_nothing()
 
     def close(self) -> None:
         """Nothing was opened."""
 
 
-def observe_nothing() -> Observation:
+def observe_nothing() -> UsageReading:
     """That it is time to look."""
-    return Observation(time.monotonic_ns(), 0, 0)
+    return UsageReading(time.monotonic_ns(), 0, 0)
 
 
 @contextmanager
-def place(
+def confine(
     limited: bool,
     warm_bytes: int,
     nice: int | None = None,
     ceilings: Ceilings | None = None,
     groups: ControlGroups | None = None,
-) -> Iterator[Place]:
+) -> Iterator[Confinement]:
     """A place for the time of a ``with`` block, with room for ``warm_bytes`` beside the engine's own needs.
 
     The engine is as ``nice`` as that. ``InputError`` where a limited place is wanted and cannot be had.
     """
     if not limited:
-        yield OpenPlace()
+        yield DeclaredConfinement()
         return
     guard = Guard(warm_bytes + WARM_UP_BYTES, ceilings, groups or read_groups())
     try:
@@ -198,4 +198,4 @@ def place(
         raise InputError(f"{refusal}; {WITHOUT}") from None
     with contextlib.ExitStack() as stack:
         stack.push(guard)
-        yield LimitedPlace(guard, nice)
+        yield GroupConfinement(guard, nice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from molt.core.engine_protocol import Engine, Request, Way
+from molt.core.engine_protocol import Destination, Engine, Request
 from molt.core.events import Handoff
 from molt.core.ladder import Ladder, RouteKind
 from molt.live import messages
@@ -35,7 +35,7 @@ class SlowedEngine(RemoteEngine):
     def load(self, rung: str, within_ns: int | None = None) -> bool:
         return super().load(rung, self._sooner(within_ns))
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
         return super().switch(tenant, way, self._sooner(within_ns))
 
     def _sooner(self, within_ns: int | None) -> int | None:
@@ -84,14 +84,16 @@ def warm_up(engine: Engine, ladder: Ladder) -> None:
     for upper, lower in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
         engine.load(upper.name)
         engine.admit(_TENANT, request, upper.name, WARM_UP_TOKENS + request.max_tokens)
-        engine.read(_TENANT, WARM_UP_TOKENS - 1, WARM_UP_TOKENS)
+        engine.prefill(_TENANT, WARM_UP_TOKENS - 1, WARM_UP_TOKENS)
         engine.decode(_TENANT, 1)
         if lower is not None:
             route = ladder.route(upper.name, lower.name)
             if route.kind is not RouteKind.REREAD:
                 engine.release(upper.name)
                 engine.load(lower.name)
-                engine.switch(_TENANT, Way(lower.name, route.kind, WARM_UP_TOKENS + request.max_tokens))
+                engine.switch(
+                    _TENANT, Destination(lower.name, route.kind, WARM_UP_TOKENS + request.max_tokens)
+                )
                 engine.decode(_TENANT, 1)
         engine.finish(_TENANT)
         for rung in ladder.rungs:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from realproc.kernel.signals import MS_NS, Observation, Signal
+from realproc.kernel.signals import MS_NS, Signal, UsageReading
 
 SECOND_NS = 1000 * MS_NS
 LOOK_NS = 10 * MS_NS
@@ -20,7 +20,7 @@ The slowest polling, every 100 ms, must find its last observation in there, howe
 """
 
 
-def growth(earlier: Sequence[Observation], now: Observation, much_bytes: int) -> int:
+def growth(earlier: Sequence[UsageReading], now: UsageReading, much_bytes: int) -> int:
     """Bytes per second since the newest earlier observation that is ``RATE_NS`` old, or since which ``much_bytes`` were
     taken.
 
@@ -35,18 +35,18 @@ def growth(earlier: Sequence[Observation], now: Observation, much_bytes: int) ->
     return 0
 
 
-class Vigil:
+class SignalWatch:
     """Sleeps until a signal comes, and from then on looks every 10 ms for a while. ``close`` closes the signal.
 
     A signal that is nothing but looking at an interval is always awake.
     """
 
-    def __init__(self, signal: Signal, read: Callable[[], Observation]) -> None:
+    def __init__(self, signal: Signal, read: Callable[[], UsageReading]) -> None:
         """``read`` observes without a signal."""
         self._signal, self._read = signal, read
         self._alert_until_ns = 0
 
-    def look(self, until_ns: int) -> Observation:
+    def look(self, until_ns: int) -> UsageReading:
         """Wait for the signal, the next look or ``until_ns``, whichever is first, and observe."""
         now_ns = time.monotonic_ns()
         descriptor, pauses_ns = self._signal.fileno(), [max(0, until_ns - now_ns)]
@@ -76,7 +76,7 @@ class Vigil:
         return at_ns < self._alert_until_ns or self._signal.fileno() is None
 
 
-def remember(recent: deque[Observation], seen: Observation) -> None:
+def remember(recent: deque[UsageReading], seen: UsageReading) -> None:
     """Add an observation, and forget those that are too old for a rate."""
     while recent and seen.at_ns - recent[0].at_ns > RATE_MAX_NS:
         recent.popleft()

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from realproc.kernel.limited_group import MemoryGroup
-from realproc.kernel.signals import MS_NS, Observation
+from realproc.kernel.signals import MS_NS, UsageReading
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.growth import SECOND_NS, growth, remember
 
@@ -79,7 +79,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedBudget:
     """A budget for the process, what it was worked out from, and how fast others were growing."""
 
     at_ns: int
@@ -106,21 +106,23 @@ class Excess:
         return min(excess for _, excess in self._lately) if has_lasted else 0
 
 
-class Teller:
+class HeadroomReporter:
     """Decides what a process is told, one standing after the other."""
 
     def __init__(self, share: Share, budget_bytes: int) -> None:
         """``budget_bytes`` is what the process was told before."""
         self._share, self._told_bytes = share, budget_bytes
-        self._recent: deque[Observation] = deque()  # of what others use
+        self._recent: deque[UsageReading] = deque()  # of what others use
         self._expected: deque[tuple[int, int]] = deque()  # times and budgets of the last while
 
-    def hear(self, standing: Standing, *, awake: bool, reaction_ns: int, kept_bytes: int = 0) -> Told | None:
+    def hear(
+        self, standing: Standing, *, awake: bool, reaction_ns: int, kept_bytes: int = 0
+    ) -> ReportedBudget | None:
         """What to tell now, if anything.
 
         ``reaction_ns`` is what the process takes to give memory back, ``kept_bytes`` the size of its caches.
         """
-        others = Observation(standing.at_ns, standing.others_bytes, self._share.limit_bytes)
+        others = UsageReading(standing.at_ns, standing.others_bytes, self._share.limit_bytes)
         rate = self._rate(others)
         remember(self._recent, others)
         budget_bytes = self._budget(standing, rate * reaction_ns // SECOND_NS, kept_bytes)
@@ -131,9 +133,9 @@ class Teller:
             self._told_bytes = lasting_bytes
         else:
             return None
-        return Told(standing.at_ns, self._told_bytes, standing, rate)
+        return ReportedBudget(standing.at_ns, self._told_bytes, standing, rate)
 
-    def _rate(self, others: Observation) -> int:
+    def _rate(self, others: UsageReading) -> int:
         """How fast others grow, if they have grown by more than what nobody's books have exactly.
 
         That is the margin, but no more than ``NOISE_BYTES`` of it: the margin of a large model is what others take in a
@@ -167,7 +169,7 @@ class Teller:
 # --- reading ---
 
 
-class Ledger:
+class StandingReader:
     """Reads the standing of an engine process in its group, in a tenth of a millisecond.
 
     A part of the process lies outside: what it allocated before it entered the group is charged elsewhere.

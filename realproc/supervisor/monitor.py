@@ -26,11 +26,11 @@ from molt.live.live_world import LiveWorld
 from molt.live.remote import RemoteEngine
 from realproc.kernel.pressure import Allocator, Holding, Targets
 from realproc.kernel.signals import MS_NS
-from realproc.supervisor.confinement import Place
-from realproc.supervisor.growth import Vigil
-from realproc.supervisor.headroom import Excess, Share, Teller
-from realproc.supervisor.step_times import Pulse
-from realproc.supervisor.victims import ALLOCATOR, ENGINE, Toll
+from realproc.supervisor.confinement import Confinement
+from realproc.supervisor.growth import SignalWatch
+from realproc.supervisor.headroom import Excess, HeadroomReporter, Share
+from realproc.supervisor.step_times import StepTimes
+from realproc.supervisor.victims import ALLOCATOR, ENGINE, Victims
 
 BEGIN_LOOK_S = 0.1
 HEARD_MAX = 4096
@@ -60,7 +60,7 @@ class SharedLog(Log):
 
 
 @dataclass(slots=True)
-class Stage:
+class RunProcesses:
     """The processes of a run, at rest and ready. The allocator may be replaced by another one.
 
     The engine has ``budget_bytes`` while nobody takes any of them; to begin with it is told ``told_bytes``.
@@ -68,39 +68,39 @@ class Stage:
 
     engine: RemoteEngine
     allocator: Allocator
-    place: Place
+    place: Confinement
     share: Share
     budget_bytes: int
     told_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class TimedAction:
     """Something that happens at a time of the run."""
 
     at_ns: int
     happen: Callable[[], None]
 
 
-def visits(world: LiveWorld, tenants: Sequence[ResolvedTenant]) -> list[Due]:
+def visits(world: LiveWorld, tenants: Sequence[ResolvedTenant]) -> list[TimedAction]:
     """Who comes and goes, and when."""
-    comings = [Due(t.arrives_ns, _asking(world, t)) for t in tenants]
-    goings = [Due(t.leaves_ns, _leaving(world, t)) for t in tenants if t.leaves_ns is not None]
+    comings = [TimedAction(t.arrives_ns, _asking(world, t)) for t in tenants]
+    goings = [TimedAction(t.leaves_ns, _leaving(world, t)) for t in tenants if t.leaves_ns is not None]
     return comings + goings
 
 
-class Attendant:
+class Monitor:
     """``start`` it when the world begins, ``leave`` when it has ended."""
 
     def __init__(
         self,
-        stage: Stage,
+        stage: RunProcesses,
         world: LiveWorld,
         log: Log,
         signal: str,
-        pulse: Pulse,
+        pulse: StepTimes,
         reaction_ns: Callable[[], int],
-        due: Iterable[Due],
+        due: Iterable[TimedAction],
     ) -> None:
         """``signal`` is what wakes; ``InputError`` if the place has none such. ``reaction_ns`` says how long the world
         takes to give memory back, as it seems now."""
@@ -108,7 +108,7 @@ class Attendant:
         self._stage, self._world, self._log = stage, world, log
         self._signal, self._reaction_ns = signal, reaction_ns
         self._vigil, self._is_resized = self._new_vigil(), False
-        self._teller, self._excess = Teller(stage.share, stage.told_bytes), Excess()
+        self._teller, self._excess = HeadroomReporter(stage.share, stage.told_bytes), Excess()
         self._due = sorted(due, key=lambda one: one.at_ns)
         self._thread = threading.Thread(target=self._attend_or_stop, name="attendant", daemon=True)
         self._is_over = False
@@ -117,7 +117,7 @@ class Attendant:
         self._start_ns = self._counted_ns = 0
         self._taken_bytes = self._held_max_bytes = self._own_max_bytes = 0
         self.heard: deque[Holding] = deque(maxlen=HEARD_MAX)
-        self._toll = Toll()
+        self._toll = Victims()
 
     def start(self, targets: Targets = ()) -> None:
         """Begin when the world does, and have the allocator follow ``targets`` from then on."""
@@ -149,7 +149,7 @@ class Attendant:
         """
         stage = self._stage
         stage.share, stage.budget_bytes = stage.place.resize(stage.share, budget_bytes), budget_bytes
-        self._teller = Teller(stage.share, budget_bytes)
+        self._teller = HeadroomReporter(stage.share, budget_bytes)
         self._is_resized = True
         self._world.budget(budget_bytes)
 
@@ -199,7 +199,7 @@ class Attendant:
         while self._due and self._due[0].at_ns <= self._now_ns:
             self._due.pop(0).happen()
 
-    def _new_vigil(self) -> Vigil:
+    def _new_vigil(self) -> SignalWatch:
         return self._stage.place.vigil(self._signal, self._stage.share, self._reaction_ns())
 
     @property

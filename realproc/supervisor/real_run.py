@@ -33,11 +33,11 @@ from molt.units import show_size
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Allocator, AllocatorSpec, occupied
 from realproc.kernel.touched_pages import MIB
-from realproc.supervisor.confinement import Place, place
+from realproc.supervisor.confinement import Confinement, confine
 from realproc.supervisor.engine_process import SlowedEngine, warm_up, warm_up_bytes
 from realproc.supervisor.growth import LOOK_NS
-from realproc.supervisor.monitor import Attendant, Due, SharedLog, Stage, visits
-from realproc.supervisor.step_times import Pulse
+from realproc.supervisor.monitor import Monitor, RunProcesses, SharedLog, TimedAction, visits
+from realproc.supervisor.step_times import StepTimes
 
 MAPPED = "hold_mapped"
 """Hold, with weights that are pages of a file."""
@@ -101,14 +101,14 @@ def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> l
     Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped, as when the disk is full.
     """
     with ExitStack() as stack:
-        home = stack.enter_context(home_of(run, contender, setting))
+        home = stack.enter_context(confinement_of(run, contender, setting))
         engine = SlowedEngine(child_of(run, contender, setting, home), setting.slowdown)
         stack.callback(engine.kill)
         bring_up(engine, run, home)
-        stage = set_stage(run, setting, home, engine, stack)
+        stage = start_processes(run, setting, home, engine, stack)
         sink = stack.enter_context(log_file(folder / FILE_NAME))
         log = SharedLog(sink, header_of(run, contender, setting))
-        pulse = Pulse(longest_step_ns(run))
+        pulse = StepTimes(longest_step_ns(run))
         world = LiveWorld(
             ladder_of(run, contender), run.costs, contender.policy, engine, log,
             budget_bytes=stage.told_bytes, listen=pulse.hear,
@@ -145,20 +145,20 @@ def breach_in_a_line() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def home_of(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Place]:
+def confinement_of(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Confinement]:
     """Where the processes are to live, with room for the engine to be warmed up."""
     place_weights(run, mapped=contender.weights == "mapped")
-    return place(setting.limited, max(most_bytes(run), warm_up_bytes(run.spec.ladder)), setting.nice)
+    return confine(setting.limited, max(most_bytes(run), warm_up_bytes(run.spec.ladder)), setting.nice)
 
 
-def child_of(run: Job, contender: Contender, setting: Setting, home: Place) -> ChildSpec:
+def child_of(run: Job, contender: Contender, setting: Setting, home: Confinement) -> ChildSpec:
     """The engine process."""
     return ChildSpec(
         str(run.spec.path), weights=contender.weights, group=home.folder, threads=setting.threads
     )
 
 
-def bring_up(engine: SlowedEngine, run: Job, home: Place) -> None:
+def bring_up(engine: SlowedEngine, run: Job, home: Confinement) -> None:
     """Start the engine and warm it up; to be called by the thread that the world will have.
 
     ``InputError`` if it does not live through that.
@@ -171,7 +171,7 @@ def bring_up(engine: SlowedEngine, run: Job, home: Place) -> None:
 
 
 @contextmanager
-def coming_up(home: Place) -> Iterator[None]:
+def coming_up(home: Confinement) -> Iterator[None]:
     """``InputError`` if the engine process does not live through its start, or a rung or a map cannot be used."""
     try:
         yield
@@ -182,7 +182,9 @@ def coming_up(home: Place) -> Iterator[None]:
         raise InputError(f"the engine process does not come up: {death.reason}{hint}") from None
 
 
-def set_stage(run: Job, setting: Setting, home: Place, engine: SlowedEngine, stack: ExitStack) -> Stage:
+def start_processes(
+    run: Job, setting: Setting, home: Confinement, engine: SlowedEngine, stack: ExitStack
+) -> RunProcesses:
     """The engine at rest, an allocator beside it, the limit set, and as much taken as the trace begins with."""
     budgets, most = run.scenario.budgets, most_bytes(run)
     spec = AllocatorSpec(setting.rate_bytes_per_s, setting.huge, home.folder)
@@ -193,14 +195,16 @@ def set_stage(run: Job, setting: Setting, home: Place, engine: SlowedEngine, sta
     allocator.hold(taken_bytes)
     if allocator.wait_until_held(taken_bytes, ALLOCATE_NS) is None:
         raise BreachError(f"an allocator did not come to hold {show_size(taken_bytes)}")
-    return Stage(engine, allocator, home, share, most, budgets[0][1])
+    return RunProcesses(engine, allocator, home, share, most, budgets[0][1])
 
 
-def play(run: Job, stage: Stage, world: LiveWorld, log: SharedLog, pulse: Pulse, signal: str) -> None:
+def play(
+    run: Job, stage: RunProcesses, world: LiveWorld, log: SharedLog, pulse: StepTimes, signal: str
+) -> None:
     """Let the scenario happen, from its beginning to its horizon."""
     reaction_ns = reaction(run, pulse)
-    horizon = Due(run.scenario.horizon_ns, lambda: attendant.end("horizon"))
-    attendant = Attendant(
+    horizon = TimedAction(run.scenario.horizon_ns, lambda: attendant.end("horizon"))
+    attendant = Monitor(
         stage, world, log, signal, pulse, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
     )
     attendant.start(occupied(run.scenario.budgets, stage.budget_bytes))
@@ -220,7 +224,7 @@ def longest_step_ns(run: Job) -> int:
     return max(CHUNK_NS_MAX, *(step_ns_max(costs, 0) for costs in run.costs.rungs.values()))
 
 
-def reaction(run: Job, pulse: Pulse) -> Callable[[], int]:
+def reaction(run: Job, pulse: StepTimes) -> Callable[[], int]:
     """How far ahead a budget has to look while it falls: what is told must hold until the world can hear again.
 
     That is to the next look, to the next boundary, then every rung released; and whatever is begun on its word, at

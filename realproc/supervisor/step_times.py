@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Mapping
 
 from molt.core.events import LoadProgressed, PromptRead, RungLoaded, Switched, TokensProduced
-from molt.live.live_world import Heard, MemorySample
+from molt.live.live_world import MemorySample, WorldRecord
 
 REMEMBERED = 8
 STEPS = (TokensProduced, PromptRead, LoadProgressed, RungLoaded, Switched)
 
 
-class Pulse:
+class StepTimes:
     """Listens to a world; ``boundary_ns`` and ``slower`` may be asked for by any thread."""
 
     def __init__(self, longest_ns: int) -> None:
@@ -28,7 +28,7 @@ class Pulse:
         self._lately: deque[int] = deque([longest_ns], maxlen=REMEMBERED)
         self._tokens: deque[tuple[str, int]] = deque(maxlen=REMEMBERED)
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: WorldRecord) -> None:
         """Something has happened in the world."""
         now_ns = time.monotonic_ns()
         if isinstance(heard, MemorySample):

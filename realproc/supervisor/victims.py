@@ -12,7 +12,7 @@ ALLOCATOR = "allocator"
 _STATE, _MAJOR_FAULTS = 0, 9  # places in /proc/PID/stat after the name of the program
 
 
-class Toll:
+class Victims:
     """Follows processes that are told to it, by what they are."""
 
     def __init__(self, root: Path = REAL_ROOT) -> None:

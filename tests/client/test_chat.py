@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from molt.client.chat import Conversation, Screen, closing, printable, seam
-from molt.client.http_client import Client, Lever, Part, ServerError, Summary, Token
+from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, Part, ServerError
 from tests.client.fake_server import SWITCH, FakeServer, lever, serving, token
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,10 +53,10 @@ def plain_screen() -> tuple[Screen, io.StringIO]:
 def test_an_answer_is_tokens_levers_and_a_summary(fake: FakeServer) -> None:
     fake.script = SCRIPT
     said, switch, more, last = parts(fake)
-    assert (said, more) == (Token("One", "tier0"), Token(" two", "tier1"))
+    assert (said, more) == (AnswerToken("One", "tier0"), AnswerToken(" two", "tier1"))
     assert isinstance(switch, Lever)
     assert (switch.event, switch.fields["ms"]) == ("switch", 260.4)
-    assert last == Summary("stop", SUMMARY)
+    assert last == AnswerSummary("stop", SUMMARY)
 
 
 def test_what_nobody_knows_yet_is_no_part(fake: FakeServer) -> None:
@@ -71,7 +71,7 @@ def test_text_that_was_held_back_does_not_count_as_a_token(fake: FakeServer) -> 
     late = token("late", "tier0")
     late["molt"]["event"] = "text"
     fake.script = (late, token("", "tier0"), LAST, "[DONE]")
-    assert parts(fake)[:2] == [Token("late", "tier0", counts=False), Token("", "tier0")]
+    assert parts(fake)[:2] == [AnswerToken("late", "tier0", counts=False), AnswerToken("", "tier0")]
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_a_seam_names_its_cost() -> None:
 
 
 def test_the_closing_line_sums_up() -> None:
-    assert closing(Summary("stop", SUMMARY)) == (
+    assert closing(AnswerSummary("stop", SUMMARY)) == (
         "[done: 2 tokens · rungs used tier0, tier1 · 1 migration costing 260 ms · killed=False]"
     )
-    assert "no migration" in closing(Summary("stop", {**SUMMARY, "switches": [], "switch_ms": 0}))
+    assert "no migration" in closing(AnswerSummary("stop", {**SUMMARY, "switches": [], "switch_ms": 0}))
 
 
 def test_words_around_a_seam_keep_their_spaces(fake: FakeServer) -> None:
@@ -140,8 +140,8 @@ def test_words_around_a_seam_keep_their_spaces(fake: FakeServer) -> None:
 def test_rungs_look_different_in_a_terminal(fake: FakeServer) -> None:
     out = io.StringIO()
     screen = Screen(Console(file=out, force_terminal=True, color_system="standard"), ["tier0", "tier1"])
-    screen.show(Token("One", "tier0"))
-    screen.show(Token("two", "tier1"))
+    screen.show(AnswerToken("One", "tier0"))
+    screen.show(AnswerToken("two", "tier1"))
     before, between = out.getvalue().split("One")
     assert before.startswith("\x1b[")
     assert before not in between.split("two")[0].removeprefix("\x1b[0m")
@@ -151,10 +151,10 @@ def test_a_model_cannot_command_the_terminal() -> None:
     assert printable("a\x1b[31mb\r\x07c\n\td é 🙂") == "a�[31mb��c\n\td é 🙂"
     out = io.StringIO()
     Screen(Console(file=out, force_terminal=True, color_system="standard")).show(
-        Token("\x1b]0;x\x07", "tier0")
+        AnswerToken("\x1b]0;x\x07", "tier0")
     )
     assert "\x1b]" not in out.getvalue()
-    assert "[bold]" in _shown(Token("[bold]", "tier0"))
+    assert "[bold]" in _shown(AnswerToken("[bold]", "tier0"))
 
 
 def _shown(part: Part) -> str:

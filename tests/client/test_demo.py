@@ -18,10 +18,10 @@ from molt.client.demo import (
     CUT_AFTER_TOKENS,
     QUESTION,
     WIDTH,
-    Cut,
-    Happened,
-    Said,
+    BudgetCut,
     Session,
+    TimedLever,
+    TimedToken,
     annotated,
     budget_between,
     demo,
@@ -53,14 +53,14 @@ def played(fake: FakeServer, admin: str = ADMIN) -> tuple[Session, str]:
 
 def test_the_budget_is_cut_after_eight_tokens_and_the_answer_goes_on(fake: FakeServer) -> None:
     session, _ = played(fake)
-    before = [item for item in session.items if isinstance(item, Said | Cut)]
-    cut = before.index(next(item for item in before if isinstance(item, Cut)))
+    before = [item for item in session.items if isinstance(item, TimedToken | BudgetCut)]
+    cut = before.index(next(item for item in before if isinstance(item, BudgetCut)))
     assert cut == CUT_AFTER_TOKENS
     assert fake.budget == before[cut].budget_bytes  # type: ignore[union-attr]
-    rungs = [item.rung for item in before if isinstance(item, Said)]
+    rungs = [item.rung for item in before if isinstance(item, TimedToken)]
     assert rungs[:cut] == ["tier0"] * cut
     assert rungs[-1] == "tier1"
-    assert "".join(item.text for item in before if isinstance(item, Said)) == "".join(WORDS[:24])
+    assert "".join(item.text for item in before if isinstance(item, TimedToken)) == "".join(WORDS[:24])
     assert session.holds
 
 
@@ -84,12 +84,12 @@ def test_the_form_of_the_session() -> None:
         load=0.5,
         question="?",
         items=(
-            Happened(at_ms=1, molt={"event": "admit", "rung": "tier0"}),
-            Said(at_ms=3122, text=" An operating system", rung="tier0"),
-            Cut(at_ms=3200, budget_bytes=2651 * MIB),
-            Said(at_ms=3300, text=" processes", rung="tier0"),
-            Happened(at_ms=3500, molt=switch),
-            Said(at_ms=3600, text=" to free up resources", rung="tier1"),
+            TimedLever(at_ms=1, molt={"event": "admit", "rung": "tier0"}),
+            TimedToken(at_ms=3122, text=" An operating system", rung="tier0"),
+            BudgetCut(at_ms=3200, budget_bytes=2651 * MIB),
+            TimedToken(at_ms=3300, text=" processes", rung="tier0"),
+            TimedLever(at_ms=3500, molt=switch),
+            TimedToken(at_ms=3600, text=" to free up resources", rung="tier1"),
         ),
         finish_reason="length",
         summary={
@@ -166,7 +166,7 @@ def test_the_demo_plays_on_the_real_server(tmp_path: Path) -> None:
     session = Session.model_validate_json((tmp_path / "demo" / "session.json").read_text(encoding="utf-8"))
     assert session.holds
     assert session.question == BEGINNING
-    assert sum(isinstance(item, Said) for item in session.items) == session.summary["tokens"] == 40
+    assert sum(isinstance(item, TimedToken) for item in session.items) == session.summary["tokens"] == 40
     assert set(session.summary["rungs"]) == {"tier0", "tier1"}
     text = (tmp_path / "demo" / "session.txt").read_text(encoding="utf-8")
     assert text == annotated(session)

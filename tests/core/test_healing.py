@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from molt.core import decisions as d
 from molt.core import events as e
-from molt.core.costs import RungCosts, StepCost, Stretch
+from molt.core.costs import HealingFactor, RungCosts, StepCost
 from molt.core.events import TenantKind
 from molt.core.healing import CHUNKS, chunk, most_within, settled_after
 from molt.core.state import State, after_decision, after_event
@@ -64,7 +64,9 @@ def test_tokens_are_healed_by_powers_of_two(at_most: int) -> None:
     ("tokens", "factor"), [(0, 1.0), (4, 1.5), (2, 1.25), (8, 2.5), (6, 2.0), (10, 2.5 + 2 * 0.1)]
 )
 def test_a_measured_stretch_is_interpolated(tokens: int, factor: float) -> None:
-    measured = RungCosts(1, 1, StepCost(0, 90, 0.2), StepCost(0, 1000), (Stretch(4, 1.5), Stretch(8, 2.5)))
+    measured = RungCosts(
+        1, 1, StepCost(0, 90, 0.2), StepCost(0, 1000), (HealingFactor(4, 1.5), HealingFactor(8, 2.5))
+    )
     assert measured.healing_ns(tokens, 50) == round(1000 * factor)
     assert [most_within(measured, stretch, 50, 64) for stretch in (1.5, 2.0, 2.49, 2.5)] == [4, 4, 4, 8]
 

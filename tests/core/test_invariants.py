@@ -13,7 +13,7 @@ from molt.core.invariants import INVARIANTS, violations
 from molt.core.state import Phase, State, Tenant
 from molt.jobs.plugins import make_policy
 from molt.worlds.checkers import CHECKERS, disagreements
-from molt.worlds.memory_books import Memory
+from molt.worlds.memory_books import MemoryBooks
 from tests.small import LADDER, MIB
 
 MOLT, HOLD = make_policy("molt", {}), make_policy("hold", {})
@@ -109,9 +109,9 @@ def test_only_promises_are_held_against_a_policy() -> None:
         assert name not in dict(violations(BROKEN[name][0], LADDER, HOLD))
 
 
-def books(**changes: int) -> Memory:
+def books(**changes: int) -> MemoryBooks:
     """What a world holds that is as believed, but for the changes: ``kind__owner``."""
-    memory = Memory(lambda: None)
+    memory = MemoryBooks(lambda: None)
     size = LADDER.rung("tier1")
     parts = {
         "weights__tier1": size.weight_bytes,
@@ -124,7 +124,7 @@ def books(**changes: int) -> Memory:
     return memory
 
 
-def miscounted() -> Memory:
+def miscounted() -> MemoryBooks:
     memory = books()
     memory.usage_bytes += 1
     return memory

@@ -22,7 +22,7 @@ from molt.core.turns import (
     TURN_TOKENS,
     DecodeStep,
     LoadStep,
-    ReadStep,
+    PrefillStep,
     SwitchStep,
     next_step,
     step_ns_max,
@@ -309,7 +309,7 @@ def test_turns_do_not_depend_on_how_runs_are_cut(cut: int) -> None:
 
 def test_a_long_prompt_is_read_in_chunks_short_enough_to_react() -> None:
     step = next_step(running(prompt=500, read=0), COSTS)
-    assert isinstance(step, ReadStep)
+    assert isinstance(step, PrefillStep)
     assert step.tokens == 499
     assert COSTS.rungs["tier0"].read.ns(step.chunk, 0) <= 250_000_000
 
@@ -334,7 +334,7 @@ def test_a_chunk_is_the_most_that_is_short_enough(read: StepCost, tokens: int) -
     """Within the longest step, or, on a slow rung, within one and a half times the fewest tokens; on no context."""
     costs = replace(COSTS, rungs={"tier0": replace(COSTS.rungs["tier0"], read=read)})
     step = next_step(running(prompt=500, read=0), costs)
-    assert isinstance(step, ReadStep)
+    assert isinstance(step, PrefillStep)
     assert step.chunk == tokens
     assert step_ns_max(costs.rungs["tier0"], 300) == max(
         read.ns(tokens, 300), costs.rungs["tier0"].decode.ns(1, 300)

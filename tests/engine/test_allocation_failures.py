@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from molt.core.engine_protocol import LoadError, SpillError, SwitchError, Way
+from molt.core.engine_protocol import Destination, LoadError, SpillError, SwitchError
 from molt.core.ladder import RouteKind
 from molt.engine.real import RealEngine
 from molt.models.arena import Arena
@@ -80,7 +80,7 @@ def test_a_switch_without_memory_leaves_the_old_rung_serving(
         first = engine.decode("tenant", 3).ids
         try:
             with failing(fails):
-                engine.switch("tenant", Way(route[1], route[0], POSITIONS))
+                engine.switch("tenant", Destination(route[1], route[0], POSITIONS))
         except SwitchError:
             assert engine._generations["tenant"].rung == "large"
             assert first + engine.decode("tenant", 99).ids == whole.ids
@@ -186,7 +186,7 @@ def test_a_restore_without_memory_costs_reading_again(spec: LadderSpec) -> None:
         except SpillError:
             engine.shed("tenant", 0, "large")
             engine.grow("tenant", POSITIONS)
-            engine.read("tenant", len(PROMPT) + 3 - 1, CHUNK)
+            engine.prefill("tenant", len(PROMPT) + 3 - 1, CHUNK)
             failed = True
         assert first + engine.decode("tenant", 99).ids == whole.ids
         engine.finish("tenant")
@@ -200,7 +200,7 @@ def test_healing_without_memory_keeps_what_was_exact(spec: LadderSpec) -> None: 
 
     def attempt(fails: int) -> bool:
         start(engine, request())
-        engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
+        engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
         engine.decode("tenant", 1, 8)
         generation = engine._generations["tenant"]
         settled, known = engine.settled_cells("tenant"), list(generation.known)

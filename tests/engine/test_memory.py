@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from molt.core.engine_protocol import Request, Way
+from molt.core.engine_protocol import Destination, Request
 from molt.core.ladder import RouteKind
 from molt.engine.real import RealEngine
 from molt.models import loader
@@ -86,12 +86,12 @@ def test_two_hundred_switches_leave_memory_where_it_was() -> None:
     request = Request(tuple(range(20, 420)), 300, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
     engine.load("tier0")
     engine.admit("tenant", request, "tier0", 720)
-    engine.read("tenant", 399, 128)
+    engine.prefill("tenant", 399, 128)
     sizes = []
     for _ in range(100):
         for source, dest in (("tier0", "tier1"), ("tier1", "tier0")):
             engine.load(dest)
-            engine.switch("tenant", Way(dest, RouteKind.PROJECT, 720))
+            engine.switch("tenant", Destination(dest, RouteKind.PROJECT, 720))
             engine.release(source)
             engine.decode("tenant", 1)
         sizes.append(resident("VmRSS"))
@@ -118,12 +118,12 @@ def test_releasing_first_never_holds_both_rungs(monkeypatch: pytest.MonkeyPatch)
     upper, lower = spec.ladder.rung("tier0"), spec.ladder.rung("tier1")
     engine.load("tier0")
     engine.admit("tenant", request, "tier0", 149)
-    engine.read("tenant", 99, 128)
+    engine.prefill("tenant", 99, 128)
     engine.park("tenant")
     peak = 0
     engine.release("tier0")
     engine.load("tier1")
-    engine.switch("tenant", Way("tier1", RouteKind.PROJECT, 149))
+    engine.switch("tenant", Destination("tier1", RouteKind.PROJECT, 149))
     assert peak == lower.weight_bytes + upper.kv_bytes(99) + lower.kv_bytes(149)
     assert peak < upper.weight_bytes + lower.weight_bytes
 
@@ -147,10 +147,10 @@ def test_a_switch_works_within_the_scratch_of_its_destination(source: str, dest:
     request = Request(tuple(range(20, 620)), 50, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
     engine.load(source)
     engine.admit("tenant", request, source, 650)
-    engine.read("tenant", 599, 128)
+    engine.prefill("tenant", 599, 128)
     engine.release(source)
     engine.load(dest)
     with LiveBytes() as switching:
-        engine.switch("tenant", Way(dest, RouteKind.PROJECT, 650, native=16))
+        engine.switch("tenant", Destination(dest, RouteKind.PROJECT, 650, native=16))
     map_bytes = spec.ladder.route(source, dest).map_bytes
     assert map_bytes <= switching.peak <= map_bytes + spec.ladder.rung(dest).scratch_bytes

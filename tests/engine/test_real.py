@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import molt.openmp  # noqa: F401  before torch
-from molt.core.engine_protocol import SINKS, Engine, Request, SwitchError, Way
+from molt.core.engine_protocol import SINKS, Destination, Engine, Request, SwitchError
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.engine.real import RealEngine, end_tokens
 from molt.errors import LadderError
@@ -176,7 +176,7 @@ def request(max_tokens: int = 24, temperature: float = 0.0, *, stop: bool = Fals
 
 def start(engine: Engine, wanted: Request, rung: str = "large", capacity: int = POSITIONS) -> None:
     engine.admit("tenant", wanted, rung, capacity)
-    engine.read("tenant", len(wanted.prompt_ids) - 1, CHUNK)
+    engine.prefill("tenant", len(wanted.prompt_ids) - 1, CHUNK)
 
 
 class Answer(NamedTuple):
@@ -253,7 +253,7 @@ def test_between_equal_rungs_no_token_is_lost_or_repeated(engine: Engine, temper
     for dest, route in [*routes, *routes]:
         decoded = engine.decode("tenant", 3)
         ids, text = ids + decoded.ids, text + "".join(decoded.pieces)
-        engine.switch("tenant", Way(dest, route, POSITIONS))
+        engine.switch("tenant", Destination(dest, route, POSITIONS))
     assert (ids, text) == (whole.ids, whole.text)
 
 
@@ -284,12 +284,12 @@ def test_whatever_happens_the_cache_is_the_text_that_was_read(
             unread = len(generation.known) - 1 - generation.read
             match step:
                 case ("decode", int(count)):
-                    engine.read("tenant", unread, CHUNK)
+                    engine.prefill("tenant", unread, CHUNK)
                     decoded = engine.decode("tenant", count)
                     ids.extend(decoded.ids)
                     text += "".join(decoded.pieces)
                 case ("read", int(tokens)):
-                    engine.read("tenant", min(tokens, unread), CHUNK)
+                    engine.prefill("tenant", min(tokens, unread), CHUNK)
                 case ("switch", str(dest)):
                     switch_by_best_route(engine, spec, dest)
                 case ("park", _):
@@ -314,9 +314,9 @@ def switch_by_best_route(engine: RealEngine, spec: LadderSpec, dest: str) -> Non
     if source == dest:
         return
     if weights[0] == weights[1]:
-        engine.switch("tenant", Way(dest, RouteKind.CARRY, POSITIONS))
+        engine.switch("tenant", Destination(dest, RouteKind.CARRY, POSITIONS))
     elif tuple(weights) in spec.maps:
-        engine.switch("tenant", Way(dest, RouteKind.PROJECT, POSITIONS))
+        engine.switch("tenant", Destination(dest, RouteKind.PROJECT, POSITIONS))
     else:
         engine.shed("tenant", 0, dest)
 
@@ -328,7 +328,7 @@ def test_a_character_stays_whole_across_a_switch(engine: Engine, monkeypatch: py
     pieces = list(engine.decode("tenant", 1).pieces)
     for dest in ("small", "large", "twin", "copy", "twin"):
         route = RouteKind.CARRY if dest == "copy" or len(pieces) == 5 else RouteKind.PROJECT
-        engine.switch("tenant", Way(dest, route, POSITIONS))
+        engine.switch("tenant", Destination(dest, route, POSITIONS))
         pieces += engine.decode("tenant", 1).pieces
     assert pieces == ["", "é", "", "", "", "🦎"]
 
@@ -343,7 +343,7 @@ def test_bytes_are_those_of_the_ladder(engine: Engine, spec: LadderSpec) -> None
     assert engine.park("tenant") == (100 - 29) * per_token
     engine.grow("tenant", 50)
     assert engine.cache_bytes("tenant") == 50 * per_token
-    engine.switch("tenant", Way("small", RouteKind.PROJECT, 60))
+    engine.switch("tenant", Destination("small", RouteKind.PROJECT, 60))
     assert engine.cache_bytes("tenant") == 60 * SMALL.bytes_per_token
     assert engine.shed("tenant", 10, "small") == 50 * SMALL.bytes_per_token
     assert engine.shed("tenant", 0, "large") == 10 * SMALL.bytes_per_token
@@ -358,7 +358,7 @@ def test_after_a_shed_to_nothing_reading_again_restores_the_text(engine: Engine)
     first = engine.decode("tenant", 10).ids
     engine.shed("tenant", 0, "twin")
     engine.grow("tenant", POSITIONS)
-    engine.read("tenant", len(PROMPT) + 10 - 1, CHUNK)
+    engine.prefill("tenant", len(PROMPT) + 10 - 1, CHUNK)
     assert first + engine.decode("tenant", 99).ids == whole.ids
 
 
@@ -384,7 +384,7 @@ def test_a_source_need_not_be_resident(engine: Engine) -> None:
     start(engine, request())
     engine.decode("tenant", 2)
     engine.release("large")
-    engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
+    engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
     assert len(engine.decode("tenant", 99).ids) == 22
 
 
@@ -409,7 +409,7 @@ def test_a_switch_that_cannot_be_made_changes_nothing(spec: LadderSpec, tmp_path
             spoiled = cache._values[0][0, 20].clone()
             cache._values[0][0, 20] = float("nan")
     with pytest.raises(SwitchError):
-        engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
+        engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
     if damage == "poisoned":
         with torch.inference_mode():
             cache._values[0][0, 20] = spoiled
@@ -456,7 +456,7 @@ def healed_engine(spec: LadderSpec, heal: int, *, dest: str = "small") -> tuple[
     """An engine whose tenant came over from the large rung, and how many tokens it produced until all was exact."""
     engine = with_every_rung(spec)
     start(engine, request())
-    engine.switch("tenant", Way(dest, RouteKind.PROJECT, POSITIONS))
+    engine.switch("tenant", Destination(dest, RouteKind.PROJECT, POSITIONS))
     produced = 0
     while engine.settled_cells("tenant") < engine._generations["tenant"].cache.cells:
         assert engine.decode("tenant", 1, heal).count == 1
@@ -478,14 +478,14 @@ def test_a_healed_cache_is_the_one_of_a_reread(spec: LadderSpec, heal: int) -> N
 def test_a_second_switch_and_a_park_keep_what_is_exact(spec: LadderSpec) -> None:
     engine = with_every_rung(spec)
     start(engine, request())
-    engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
+    engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
     assert engine.settled_cells("tenant") == SINKS
     engine.decode("tenant", 1, 10)
     assert engine.settled_cells("tenant") == SINKS + 10
     engine.park("tenant")
     engine.grow("tenant", POSITIONS)
     assert engine.settled_cells("tenant") == SINKS + 10
-    engine.switch("tenant", Way("large", RouteKind.PROJECT, POSITIONS))
+    engine.switch("tenant", Destination("large", RouteKind.PROJECT, POSITIONS))
     own = engine._loaded["large"].resident.read_afresh(engine._generations["tenant"].known[:SINKS]).export()
     cache = engine._generations["tenant"].cache.export(0, SINKS)
     torch.testing.assert_close(cache.keys, own.keys, rtol=0, atol=2e-5)
@@ -495,7 +495,7 @@ def test_a_second_switch_and_a_park_keep_what_is_exact(spec: LadderSpec) -> None
 def test_a_shed_ends_healing(spec: LadderSpec) -> None:
     engine = with_every_rung(spec)
     start(engine, request())
-    engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
+    engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
     engine.shed("tenant", 12, "small")
     engine.grow("tenant", POSITIONS)
     assert engine.settled_cells("tenant") == 12
@@ -534,13 +534,13 @@ def test_a_switch_is_measured_even_after_its_source_was_released(spec: LadderSpe
         engine.load(rung)
     start(engine, request())
     engine.release("large")
-    identical = engine.switch("tenant", Way("twin", RouteKind.PROJECT, POSITIONS))
+    identical = engine.switch("tenant", Destination("twin", RouteKind.PROJECT, POSITIONS))
     assert identical is not None
     assert identical.kl == pytest.approx(0.0, abs=1e-6)
     assert identical.recovered_context == pytest.approx(1.0, abs=1e-3)
     engine.load("large")
-    engine.switch("tenant", Way("large", RouteKind.PROJECT, POSITIONS))
-    made_up = engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
+    engine.switch("tenant", Destination("large", RouteKind.PROJECT, POSITIONS))
+    made_up = engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
     assert made_up is not None
     assert made_up.kl > 0.01
 
@@ -553,7 +553,7 @@ def test_measuring_does_not_change_the_answer(spec: LadderSpec) -> None:
         engine.load("small")
         start(engine, request(temperature=1.0))
         first = engine.decode("tenant", 5).ids
-        engine.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS))
+        engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
         answers.append(first + engine.decode("tenant", 99).ids)
     assert answers[0] == answers[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
-from molt.core.engine_protocol import Request, Way
+from molt.core.engine_protocol import Destination, Request
 from molt.core.ladder import RouteKind
 from molt.engine.real import RealEngine
 from molt.models.ladder_file import resolve
@@ -29,14 +29,14 @@ def test_an_answer_travels_the_whole_ladder() -> None:
         engine.load(rung.name)
         assert engine.weight_bytes(rung.name) == rung.weight_bytes
     engine.admit("tenant", Request(prompt, 7 * 4, False, 0.7, 0.9, 11), "tier0", 160)
-    engine.read("tenant", len(prompt) - 1, 128)
+    engine.prefill("tenant", len(prompt) - 1, 128)
     ids, text = [], ""
     for dest, route in [*JOURNEY, (None, None)]:
         decoded = engine.decode("tenant", 4)
         ids.extend(decoded.ids)
         text += "".join(decoded.pieces)
         if dest is not None and route is not None:
-            handoff = engine.switch("tenant", Way(dest, route, 160))
+            handoff = engine.switch("tenant", Destination(dest, route, 160))
             assert engine.cache_bytes("tenant") == spec.ladder.rung(dest).kv_bytes(160)
             assert handoff is not None
             assert handoff.kl < 0.5, "also a carried cache keeps what an earlier map missed"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from molt.core.engine_protocol import SINKS, Engine, Way
+from molt.core.engine_protocol import SINKS, Destination, Engine
 from molt.core.ladder import RouteKind
 from molt.engine.real import RealEngine
 from molt.kv import transplant
@@ -39,7 +39,7 @@ def engine(spec: LadderSpec) -> RealEngine:  # noqa: F811
 
 
 def cross(engine: Engine, dest: str = "small") -> None:
-    engine.switch("tenant", Way(dest, RouteKind.PROJECT, POSITIONS, NATIVE), AT_ONCE)
+    engine.switch("tenant", Destination(dest, RouteKind.PROJECT, POSITIONS, NATIVE), AT_ONCE)
 
 
 def parts(engine: Engine, dest: str = "small") -> int:
@@ -57,7 +57,7 @@ def test_parts_come_to_what_one_switch_does(engine: RealEngine, spec: LadderSpec
     whole = with_every_rung(spec)
     start(whole, request())
     whole.decode("tenant", 3)
-    whole.switch("tenant", Way("small", RouteKind.PROJECT, POSITIONS, NATIVE))
+    whole.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS, NATIVE))
     assert parts(engine) > 5
     assert engine.settled_cells("tenant") == whole.settled_cells("tenant") == SINKS
     assert engine.decode("tenant", 99) == whole.decode("tenant", 99)
@@ -120,5 +120,5 @@ def test_another_way_begins_anew(engine: RealEngine, spec: LadderSpec) -> None: 
     whole = with_every_rung(spec)
     start(whole, request())
     whole.decode("tenant", 3)
-    whole.switch("tenant", Way("twin", RouteKind.PROJECT, POSITIONS, NATIVE))
+    whole.switch("tenant", Destination("twin", RouteKind.PROJECT, POSITIONS, NATIVE))
     assert engine.decode("tenant", 99) == whole.decode("tenant", 99)

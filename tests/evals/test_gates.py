@@ -13,7 +13,7 @@ from molt.evals.result import Gate
 from molt.kv.cache import PreallocatedCache
 from molt.kv.key_rotation import rotate
 from molt.kv.kv_state import KVState
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.project import KVMap, project
 from molt.models.decoder import Decoder
 from molt.models.rope import Rope
@@ -22,7 +22,7 @@ from tests.tiny_rungs import TinyRung
 REINJECTED, ROUND_TRIP, CONTINUES, ORACLE, TOP_LAYERS, RELOCATED = range(6)
 
 
-def failed(rung: Resident, ids: list[int]) -> set[int]:
+def failed(rung: LoadedRung, ids: list[int]) -> set[int]:
     """The numbers of the gates that do not pass."""
     found = gates.check_rung(rung, "tiny", "fp32", ids)
     return {number for number, gate in enumerate(found) if not gate.passed}
@@ -35,7 +35,7 @@ def test_all_pass_on_every_architecture(any_rung: TinyRung, ids: list[int]) -> N
 def test_a_cache_that_is_altered_on_the_way_in_fails(
     large: TinyRung, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def filled(rung: Resident, state: KVState) -> PreallocatedCache:
+    def filled(rung: LoadedRung, state: KVState) -> PreallocatedCache:
         cache = rung.empty_cache(state.cells)
         cache.append(replace(state, values=state.values * (1 + 1e-6)))
         return cache

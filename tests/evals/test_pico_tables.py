@@ -11,8 +11,8 @@ from molt.evals import baseline_maps
 from molt.evals.drift import drift, journeys, tokens_needed
 from molt.evals.handoff import all_recipes, check_gates, route_tables
 from molt.evals.residuals import residuals
-from molt.evals.result import RouteTable, Row, Step
-from molt.evals.setup import Bench, Settings, Text, documents, open_bench, routes, texts
+from molt.evals.result import JudgedRow, LengthCost, RouteTable
+from molt.evals.setup import JudgedText, LoadedLadder, Settings, documents, open_ladder, routes, texts
 from molt.evals.switch_cost import contexts, crossover, switch_cost
 from molt.kv.transplant import Islands
 
@@ -28,12 +28,12 @@ CONTROLS = (
 
 
 @cache
-def bench() -> Bench:
-    return open_bench("pico")
+def bench() -> LoadedLadder:
+    return open_ladder("pico")
 
 
 @cache
-def some_texts() -> tuple[Text, ...]:
+def some_texts() -> tuple[JudgedText, ...]:
     return texts(bench().spec, documents(None)[0], SETTINGS)
 
 
@@ -55,7 +55,7 @@ def table(source: str, dest: str) -> RouteTable:
     return made
 
 
-def row(source: str, dest: str, name: str) -> Row:
+def row(source: str, dest: str, name: str) -> JudgedRow:
     return next(one for one in table(source, dest).rows if one.name.startswith(name))
 
 
@@ -231,8 +231,8 @@ def test_contexts_double_as_far_as_positions_go() -> None:
     assert contexts(100) == []
 
 
-def step(context: int, carry_ms: float, load_ms: float, reread_ms: float) -> Step:
-    return Step(
+def step(context: int, carry_ms: float, load_ms: float, reread_ms: float) -> LengthCost:
+    return LengthCost(
         context=context,
         n=1,
         carry_ms=carry_ms,

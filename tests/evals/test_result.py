@@ -10,12 +10,22 @@ import pytest
 
 from molt.errors import InputError
 from molt.evals import text_tables
-from molt.evals.result import Origin, Pace, RouteCost, Step, SwitchCost, Times, joined, read, write
+from molt.evals.result import (
+    HealingPace,
+    LengthCost,
+    Origin,
+    RouteCost,
+    SwitchCost,
+    Times,
+    joined,
+    read,
+    write,
+)
 
 
 def table() -> SwitchCost:
     """A small one, made up."""
-    step = Step(
+    step = LengthCost(
         context=64,
         n=3,
         carry_ms=1 / 3,
@@ -45,7 +55,7 @@ def table() -> SwitchCost:
         steps=[step],
         crossover=64,
         crossover_with_load=None,
-        healing=[Pace(context=64, tokens=8, n=32, bare=bare, healing=healing)],
+        healing=[HealingPace(context=64, tokens=8, n=32, bare=bare, healing=healing)],
     )
     return SwitchCost(table="switch-cost", origin=origin, islands=[4, 16], routes=[route])
 

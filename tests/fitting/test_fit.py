@@ -14,7 +14,7 @@ from molt.fitting import checkpoint
 from molt.fitting.collect import folder_corpus, windows
 from molt.fitting.fit import Options, fit_ladder, table
 from molt.kv import map_file
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.models.ladder_file import resolve
 from tests.engine.test_real_detokenise import BYTES, byte_tokenizer
 from tests.tiny_rungs import tiny
@@ -22,7 +22,7 @@ from tests.tiny_rungs import tiny
 OPTIONS = Options(rows=1500, heldout_rows=400)
 
 
-def save(rung: Resident, folder: Path) -> None:
+def save(rung: LoadedRung, folder: Path) -> None:
     assert isinstance(rung.model, PreTrainedModel)
     rung.model.save_pretrained(folder)
     byte_tokenizer().save(str(folder / "tokenizer.json"))

@@ -473,9 +473,7 @@ def test_any_file_is_a_scenario_or_refused_in_one_line(folder: Path, spec: Spec,
 
 def test_the_schema_for_editors_is_the_one_of_the_code() -> None:
     shipped = (SCENARIOS / "scenario.schema.json").read_text(encoding="utf-8")
-    assert shipped == json.dumps(scenario.json_schema(), indent=2) + "\n", (
-        "python -m molt.scenario writes it"
-    )
+    assert shipped == json.dumps(scenario.json_schema(), indent=2) + "\n", "python -m molt.scenario writes it"
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.yaml")), ids=lambda path: path.stem)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from molt.core.ladder import KVLayout, Ladder, Rung
 from molt.errors import InputError
 from molt.jobs import trace
-from molt.jobs.trace import Budget, Step, Trace
+from molt.jobs.trace import Budget, BudgetStep, Trace
 from tests import strategies
 
 MIB = 2**20
@@ -140,7 +140,7 @@ def test_a_broken_csv_is_refused_with_line_and_column(tmp_path: Path, text: str,
     ],
 )
 def test_a_budget_that_does_not_suit_the_ladder_is_refused_with_its_place(text: str, message: str) -> None:
-    step = Step(0, trace.parse_budget(text), "trace.csv: line 2: ")
+    step = BudgetStep(0, trace.parse_budget(text), "trace.csv: line 2: ")
     with pytest.raises(InputError) as caught:
         Trace((step,)).on(LADDER)
     assert str(caught.value) == f"trace.csv: line 2: {message}"

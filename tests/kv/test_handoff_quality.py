@@ -16,11 +16,11 @@ from molt.kv.handoff_quality import (
     judge,
     kl_divergence,
     own_cache,
+    switch_reference,
     teacher_force,
-    yardstick,
     zero_cache,
 )
-from molt.kv.loaded_rung import Resident, log_probabilities
+from molt.kv.loaded_rung import LoadedRung, log_probabilities
 
 
 def logs(*probabilities: float) -> torch.Tensor:
@@ -35,7 +35,7 @@ def test_divergences_of_known_distributions() -> None:
     assert float(js_divergence(logs(1 - 1e-12, 1e-12), logs(1e-12, 1 - 1e-12))) == pytest.approx(math.log(2))
 
 
-def test_the_continuation_is_the_undisturbed_greedy_one(large: Resident, ids: list[int]) -> None:
+def test_the_continuation_is_the_undisturbed_greedy_one(large: LoadedRung, ids: list[int]) -> None:
     cache = large.read_afresh(ids[:-1])
     before = cache.export()
     continuation = continue_greedily(large, cache, ids[-1], len(ids) - 1, count=6)
@@ -50,7 +50,7 @@ def test_the_continuation_is_the_undisturbed_greedy_one(large: Resident, ids: li
 
 
 def test_teacher_forcing_feeds_the_last_token_once_and_the_answer_shifted(
-    large: Resident, ids: list[int]
+    large: LoadedRung, ids: list[int]
 ) -> None:
     cache = large.read_afresh(ids[:-1])
     continuation = continue_greedily(large, cache, ids[-1], len(ids) - 1, count=5)
@@ -63,10 +63,10 @@ def test_teacher_forcing_feeds_the_last_token_once_and_the_answer_shifted(
 
 
 def test_the_destinations_own_cache_scores_perfectly(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     source, own = large.read_afresh(ids[:-1]), small.read_afresh(ids[:-1])
-    result = judge(small, own, yardstick(large, small, source, ids, count=8))
+    result = judge(small, own, switch_reference(large, small, source, ids, count=8))
     assert result.carried == result.native
     assert result.carried.kl == 0.0
     assert result.carried.top1 == 1.0
@@ -76,11 +76,11 @@ def test_the_destinations_own_cache_scores_perfectly(
 
 
 def test_no_history_recovers_nothing_and_controls_diverge(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     source = large.read_afresh(ids[:-1])
     nothing = PreallocatedCache(small.layout, 0)
-    by = yardstick(large, small, source, ids, count=8)
+    by = switch_reference(large, small, source, ids, count=8)
     without = judge(small, nothing, by)
     assert without.carried == without.nothing
     assert without.recovered_context == 0.0
@@ -89,19 +89,21 @@ def test_no_history_recovers_nothing_and_controls_diverge(
 
 
 def test_after_a_shed_the_reference_holds_the_same_cells(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     source, own = large.read_afresh(ids[:-1]), small.read_afresh(ids[:-1])
     source.shed(12, sinks=4)
     own.shed(12, sinks=4)
-    assert judge(small, own, yardstick(large, small, source, ids, count=4)).carried.kl == pytest.approx(
-        0.0, abs=1e-9
-    )
+    assert judge(
+        small, own, switch_reference(large, small, source, ids, count=4)
+    ).carried.kl == pytest.approx(0.0, abs=1e-9)
 
 
-def test_near_the_end_of_the_positions_the_continuation_is_shorter(large: Resident, small: Resident) -> None:
+def test_near_the_end_of_the_positions_the_continuation_is_shorter(
+    large: LoadedRung, small: LoadedRung
+) -> None:
     ids = torch.randint(0, 97, (250,), generator=torch.Generator().manual_seed(1)).tolist()
-    by = yardstick(large, small, large.read_afresh(ids[:-1]), ids)
+    by = switch_reference(large, small, large.read_afresh(ids[:-1]), ids)
     assert len(by.continuation.ids) == 256 - 249
     assert judge(small, small.read_afresh(ids[:-1]), by).carried.kl == 0.0
 

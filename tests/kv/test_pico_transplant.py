@@ -18,9 +18,16 @@ from molt.fitting.fit import resident
 from molt.kv import map_file
 from molt.kv import transplant as transplant_module
 from molt.kv.cache import PreallocatedCache
-from molt.kv.handoff_quality import Comparison, Yardstick, judge, own_cache, yardstick, zero_cache
+from molt.kv.handoff_quality import (
+    Comparison,
+    SwitchReference,
+    judge,
+    own_cache,
+    switch_reference,
+    zero_cache,
+)
 from molt.kv.kv_state import KVState
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.map_file import binding
 from molt.kv.project import KVMap, project
 from molt.kv.transplant import Islands, carry, transplant
@@ -39,7 +46,7 @@ def ladder() -> LadderSpec:
 
 
 @cache
-def rung(name: str) -> Resident:
+def rung(name: str) -> LoadedRung:
     return resident(ladder(), ladder().rung(name))
 
 
@@ -65,7 +72,7 @@ class Case:
     known: list[int]
     other: list[int]
     cache: PreallocatedCache
-    by: Yardstick
+    by: SwitchReference
 
 
 @cache
@@ -74,7 +81,7 @@ def cases(source: str, dest: str) -> list[Case]:
     for known, other in zip(texts(), texts()[1:], strict=False):
         source_cache = rung(source).read_afresh(known[:-1])
         made.append(
-            Case(known, other, source_cache, yardstick(rung(source), rung(dest), source_cache, known))
+            Case(known, other, source_cache, switch_reference(rung(source), rung(dest), source_cache, known))
         )
     return made
 
@@ -83,7 +90,7 @@ def judged(source: str, dest: str, make: Callable[[Case], PreallocatedCache]) ->
     return [judge(rung(dest), make(case), case.by) for case in cases(source, dest)]
 
 
-def islands_alone(rung_: Resident, known: list[int]) -> PreallocatedCache:
+def islands_alone(rung_: LoadedRung, known: list[int]) -> PreallocatedCache:
     """The most recent tokens that a transplant reads natively, and no history before them."""
     first = len(known) - 1 - Islands().last
     made = PreallocatedCache(rung_.layout, Islands().last)

@@ -12,13 +12,13 @@ from molt.core.engine_protocol import SwitchError
 from molt.kv.cache import PreallocatedCache
 from molt.kv.features import columns_per_layer, to_rows
 from molt.kv.handoff_quality import own_cache
-from molt.kv.loaded_rung import Resident
+from molt.kv.loaded_rung import LoadedRung
 from molt.kv.project import Code, KVMap, LayerMap, project, whole_numbers
 from molt.kv.transplant import Islands, carry, leading_cells, trailing_cells, transplant
 from tests.tiny_rungs import LLAMA3, VOCABULARY, tiny
 
 
-def oracle(rung: Resident, native_layers: int = 0) -> KVMap:
+def oracle(rung: LoadedRung, native_layers: int = 0) -> KVMap:
     """The map from a rung to itself that changes nothing."""
     width = columns_per_layer(rung.layout)
     weight = torch.cat((torch.eye(width), torch.zeros(rung.hidden, width)))
@@ -28,7 +28,7 @@ def oracle(rung: Resident, native_layers: int = 0) -> KVMap:
     return KVMap(rung.layout, rung.layout, rung.hidden, native_layers, layers)
 
 
-def random_map(source: Resident, dest: Resident) -> KVMap:
+def random_map(source: LoadedRung, dest: LoadedRung) -> KVMap:
     """A map of the right shapes that means nothing."""
     generator = torch.Generator().manual_seed(0)
     width = columns_per_layer(dest.layout)
@@ -49,7 +49,7 @@ NO_ISLANDS = Islands(first=0, last=0)
     "islands", [NO_ISLANDS, Islands(4, 0), Islands(0, 5), Islands(4, 16), Islands(30, 30)]
 )
 def test_the_oracle_map_between_equal_rungs_gives_identical_logits(
-    large: Resident, ids: list[int], islands: Islands, native_layers: int
+    large: LoadedRung, ids: list[int], islands: Islands, native_layers: int
 ) -> None:
     source = large.read_afresh(ids[:-1], spare=1)
     kv_map = oracle(large, native_layers)
@@ -57,7 +57,7 @@ def test_the_oracle_map_between_equal_rungs_gives_identical_logits(
     assert_same_next_step(large, carried, source, ids)
 
 
-def test_the_oracle_map_works_for_every_architecture_and_rope(any_rung: Resident, ids: list[int]) -> None:
+def test_the_oracle_map_works_for_every_architecture_and_rope(any_rung: LoadedRung, ids: list[int]) -> None:
     source = any_rung.read_afresh(ids[:-1], spare=1)
     carried = transplant(source, any_rung.rope, oracle(any_rung), any_rung, ids, capacity=len(ids))
     assert_same_next_step(any_rung, carried, source, ids)
@@ -104,7 +104,7 @@ def test_what_the_destination_knows_of_a_token_is_exact_at_every_geometry(
 
 
 def assert_same_next_step(
-    rung: Resident, one: PreallocatedCache, other: PreallocatedCache, ids: list[int]
+    rung: LoadedRung, one: PreallocatedCache, other: PreallocatedCache, ids: list[int]
 ) -> None:
     got, expected = (rung.step(cache, ids[-1:], len(ids) - 1) for cache in (one, other))
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
@@ -112,7 +112,7 @@ def assert_same_next_step(
 
 
 def test_islands_are_exactly_what_the_destination_reads(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     source = large.read_afresh(ids)
     kv_map = random_map(large, small)
@@ -131,7 +131,7 @@ def test_islands_are_exactly_what_the_destination_reads(
 
 
 def test_native_layers_are_exact_whatever_the_map_says(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     source = small.read_afresh(ids)
     whole = random_map(small, large)
@@ -143,7 +143,7 @@ def test_native_layers_are_exact_whatever_the_map_says(
     assert not torch.allclose(carried.values[2], own.values[2], atol=0.1)
 
 
-def test_the_next_layer_is_linear_in_what_it_reads(any_rung: Resident, ids: list[int]) -> None:
+def test_the_next_layer_is_linear_in_what_it_reads(any_rung: LoadedRung, ids: list[int]) -> None:
     """So a fit that is given that input finds the first mapped layer exactly."""
     for layers in (0, 1):
         below = PreallocatedCache(any_rung.layout, len(ids))
@@ -156,7 +156,7 @@ def test_the_next_layer_is_linear_in_what_it_reads(any_rung: Resident, ids: list
 
 
 def test_a_transplant_keeps_positions_capacity_and_source(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     source = large.read_afresh(ids)
     source.shed(12, sinks=4)
@@ -167,7 +167,7 @@ def test_a_transplant_keeps_positions_capacity_and_source(
     assert torch.equal(source.export().keys, before.keys)
 
 
-def test_without_sinks_nothing_is_native(large: Resident, small: Resident, ids: list[int]) -> None:
+def test_without_sinks_nothing_is_native(large: LoadedRung, small: LoadedRung, ids: list[int]) -> None:
     """Where the first tokens are not held, the destination must not read them either."""
     whole = large.read_afresh(ids).export()
     source = PreallocatedCache(large.layout, 10)
@@ -180,7 +180,7 @@ def test_without_sinks_nothing_is_native(large: Resident, small: Resident, ids: 
 
 
 def test_cells_beyond_one_chunk_arrive_alike(
-    large: Resident, small: Resident, ids: list[int], monkeypatch: pytest.MonkeyPatch
+    large: LoadedRung, small: LoadedRung, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, kv_map = large.read_afresh(ids), random_map(large, small)
     at_once = transplant(source, large.rope, kv_map, small, ids, capacity=40).export()
@@ -190,7 +190,7 @@ def test_cells_beyond_one_chunk_arrive_alike(
     torch.testing.assert_close(in_chunks.values, at_once.values, rtol=0, atol=1e-4)
 
 
-def test_an_empty_cache_travels(large: Resident, small: Resident, ids: list[int]) -> None:
+def test_an_empty_cache_travels(large: LoadedRung, small: LoadedRung, ids: list[int]) -> None:
     source = PreallocatedCache(large.layout, 8)
     carried = transplant(source, large.rope, random_map(large, small), small, ids, capacity=8)
     assert carried.cells == 0
@@ -199,7 +199,7 @@ def test_an_empty_cache_travels(large: Resident, small: Resident, ids: list[int]
 
 @pytest.mark.parametrize("spoiled", [0, 20, 39])
 def test_a_cache_that_is_not_finite_is_refused(
-    large: Resident, small: Resident, ids: list[int], spoiled: int
+    large: LoadedRung, small: LoadedRung, ids: list[int], spoiled: int
 ) -> None:
     state = large.read_afresh(ids).export()
     state = replace(state, values=state.values.clone())
@@ -213,14 +213,14 @@ def test_a_cache_that_is_not_finite_is_refused(
 
 
 def test_a_text_longer_than_the_destination_is_refused(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     source, short = large.read_afresh(ids), replace(small, max_positions=39)
     with pytest.raises(SwitchError, match="40 tokens, the destination 39"):
         transplant(source, large.rope, random_map(large, small), short, ids, capacity=40)
 
 
-def test_a_map_of_other_geometries_is_refused(large: Resident, small: Resident, ids: list[int]) -> None:
+def test_a_map_of_other_geometries_is_refused(large: LoadedRung, small: LoadedRung, ids: list[int]) -> None:
     source = large.read_afresh(ids)
     with pytest.raises(SwitchError, match="the map takes"):
         transplant(source, large.rope, random_map(small, large), small, ids, capacity=40)
@@ -228,21 +228,21 @@ def test_a_map_of_other_geometries_is_refused(large: Resident, small: Resident, 
         carry(source, small, ids, capacity=40)
 
 
-def test_a_map_that_overflows_is_refused(large: Resident, small: Resident, ids: list[int]) -> None:
+def test_a_map_that_overflows_is_refused(large: LoadedRung, small: LoadedRung, ids: list[int]) -> None:
     kv_map = random_map(large, small)
     kv_map.layers[0].weight.mul_(1e38)
     with pytest.raises(SwitchError, match="not finite"):
         transplant(large.read_afresh(ids), large.rope, kv_map, small, ids, capacity=40)
 
 
-def test_the_own_cache_of_a_shed_text_holds_the_same_positions(large: Resident, ids: list[int]) -> None:
+def test_the_own_cache_of_a_shed_text_holds_the_same_positions(large: LoadedRung, ids: list[int]) -> None:
     positions = [0, 1, 2, 3, 30, 31]
     own, whole = own_cache(large, ids, positions).export(), large.read_afresh(ids).export()
     assert own.positions.tolist() == positions
     assert torch.equal(own.keys, whole.keys[:, :, positions])
 
 
-def test_carrying_moves_no_cell(large: Resident, ids: list[int]) -> None:
+def test_carrying_moves_no_cell(large: LoadedRung, ids: list[int]) -> None:
     source = large.read_afresh(ids, spare=5)
     before = source.export()
     carried = carry(source, large, ids, capacity=60)
@@ -251,7 +251,7 @@ def test_carrying_moves_no_cell(large: Resident, ids: list[int]) -> None:
     assert torch.equal(carried.export().keys, before.keys)
 
 
-def test_carrying_to_another_storage_converts(large: Resident, ids: list[int]) -> None:
+def test_carrying_to_another_storage_converts(large: LoadedRung, ids: list[int]) -> None:
     source = large.read_afresh(ids)
     half = replace(large, layout=replace(large.layout, dtype_bytes=2))
     carried = carry(source, half, ids, capacity=40)
@@ -268,7 +268,7 @@ def test_runs_of_cells_at_either_end() -> None:
 
 
 def test_a_shared_map_projects_as_the_matrices_it_was_made_of(
-    large: Resident, small: Resident, ids: list[int]
+    large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
     state, generator = large.read_afresh(ids).export(), torch.Generator().manual_seed(3)
     rows = to_rows(state, large.rope)

@@ -7,12 +7,12 @@ import sys
 import time
 
 from molt.core.engine_protocol import Decoded
-from molt.live.messages import CALLS, REPLIES, Reply, Wire
+from molt.live.messages import CALLS, REPLIES, Pipe, Reply
 
 
 def main(how: str) -> None:
     """Greet, and then answer the first call as told; or not even that."""
-    pipe = Wire(0, 1)
+    pipe = Pipe(0, 1)
     if how == "does not greet":
         time.sleep(600)
     if how == "ends at once":

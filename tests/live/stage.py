@@ -19,7 +19,7 @@ from molt.core.ladder import Ladder
 from molt.core.view import Policy
 from molt.formats.log import Log, plain
 from molt.jobs.scenario import ResolvedScenario
-from molt.live.live_world import Heard, LiveWorld
+from molt.live.live_world import LiveWorld, WorldRecord
 from molt.live.paced import Paced
 
 GENEROUS_S = 60.0
@@ -134,11 +134,11 @@ class Life:
 
     world: LiveWorld
     path: Path
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[WorldRecord] = field(default_factory=list)
     failure: BaseException | None = None
     _news: threading.Condition = field(default_factory=threading.Condition)
 
-    def listen(self, heard: Heard) -> None:
+    def listen(self, heard: WorldRecord) -> None:
         """Called by the world."""
         with self._news:
             self.heard.append(heard)
@@ -233,6 +233,6 @@ def together(*conditions: Callable[[Life], bool]) -> Callable[[Life], bool]:
     return lambda life: all(condition(life) for condition in conditions)
 
 
-def names(heard: Sequence[Heard]) -> list[str]:
+def names(heard: Sequence[WorldRecord]) -> list[str]:
     """What was heard, by the names of the classes."""
     return [type(one).__name__ for one in heard]

@@ -11,7 +11,15 @@ from hypothesis import given, settings
 
 from molt.core import events as e
 from molt.core.costs import CostModel
-from molt.core.engine_protocol import Decoded, EngineDied, LoadError, Request, SpillError, SwitchError, Way
+from molt.core.engine_protocol import (
+    Decoded,
+    Destination,
+    EngineDied,
+    LoadError,
+    Request,
+    SpillError,
+    SwitchError,
+)
 from molt.core.ladder import Ladder
 from molt.jobs.plugins import make_policy
 from molt.jobs.replay import replay
@@ -118,9 +126,9 @@ class Faulty(Paced):
         self._may_die("admit")
         super().admit(tenant, request, rung, capacity)
 
-    def read(self, tenant: str, tokens: int, chunk: int) -> None:
-        self._may_die("read")
-        super().read(tenant, tokens, chunk)
+    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
+        self._may_die("prefill")
+        super().prefill(tenant, tokens, chunk)
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         self._may_die("decode")
@@ -128,7 +136,7 @@ class Faulty(Paced):
             raise EngineDied("it ended during decode: exit status 1", 1, tenant)
         return super().decode(tenant, count, heal)
 
-    def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> e.Handoff | None:
+    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> e.Handoff | None:
         self._may_die("switch")
         if self._fails("switches"):
             raise SwitchError("it does not cross")
@@ -202,7 +210,7 @@ def test_everything_happens_on_a_rough_day() -> None:
         "load",
         "release",
         "admit",
-        "read",
+        "prefill",
         "decode",
         "switch",
         "park",
@@ -235,7 +243,7 @@ def test_a_failure_costs_time_and_no_token(faults: dict[str, object], told: str)
         *(("load", n) for n in (1, 2, 20)),
         *(("release", n) for n in (1, 2)),
         *(("admit", n) for n in (1, 2)),
-        *(("read", n) for n in (1, 2)),
+        *(("prefill", n) for n in (1, 2)),
         *(("decode", n) for n in (1, 7, 90, 200)),
         *((call, 1) for call in ("switch", "park", "spill", "restore")),
     ],

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from molt.core import events as e
-from molt.core.engine_protocol import Engine, EngineDied, EngineKind, Request, SwitchError, Way
+from molt.core.engine_protocol import Destination, Engine, EngineDied, EngineKind, Request, SwitchError
 from molt.core.ladder import RouteKind
 from molt.engine.modelled import ModelledEngine
 from molt.errors import InputError, LadderError
@@ -24,7 +24,7 @@ from molt.jobs.profile import load_profile
 from molt.live import messages
 from molt.live.child import answer
 from molt.live.live_world import Decided
-from molt.live.remote import ChildSpec, Patience, RemoteEngine
+from molt.live.remote import ChildSpec, RemoteEngine, Timeouts
 from molt.models.ladder_file import resolve
 from tests.live.stage import GENEROUS_S, Life, finished, living, together, tokens
 from tests.small import MIB
@@ -47,7 +47,7 @@ def engine() -> Iterator[RemoteEngine]:
     remote.kill()
 
 
-def paced(pace: float, patience: Patience | None = None) -> RemoteEngine:
+def paced(pace: float, patience: Timeouts | None = None) -> RemoteEngine:
     return RemoteEngine(ChildSpec("pico", EngineKind.MODELLED, pace=pace), patience)
 
 
@@ -76,7 +76,7 @@ def script(engine: Engine) -> list[object]:
     top, low = SPEC.ladder.rungs[0].name, SPEC.ladder.rungs[1].name
     note(engine.load(top))
     note(engine.admit("a", request(), top, 27))
-    note(engine.read("a", 7, 128))
+    note(engine.prefill("a", 7, 128))
     note(engine.decode("a", 3))
     note(engine.park("a"))
     note(engine.spill("a"))
@@ -85,9 +85,9 @@ def script(engine: Engine) -> list[object]:
     note(engine.load(low, 1))
     note(engine.settled_cells("a"))
     with pytest.raises(SwitchError) as refused:
-        engine.switch("a", Way(low, RouteKind.PROJECT, 2))
+        engine.switch("a", Destination(low, RouteKind.PROJECT, 2))
     note(str(refused.value))
-    note(engine.switch("a", Way(low, RouteKind.PROJECT, 27)))
+    note(engine.switch("a", Destination(low, RouteKind.PROJECT, 27)))
     note(engine.release(top))
     note(engine.settled_cells("a"))
     note(engine.decode("a", 100, 4))
@@ -147,11 +147,11 @@ class Liar(ChildSpec):
         return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def liar(how: str, patience: Patience) -> RemoteEngine:
+def liar(how: str, patience: Timeouts) -> RemoteEngine:
     return RemoteEngine(Liar("pico", how=how), patience)
 
 
-QUICK = Patience(start_s=GENEROUS_S, call_s=0.5)
+QUICK = Timeouts(start_s=GENEROUS_S, call_s=0.5)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_who_does_not_come_up_is_told() -> None:
         ("ends at once", EngineDied, "it ended during start: exit status 3"),
         ("refuses", InputError, "no such thing"),
     ):
-        engine = liar(how, Patience(start_s=2.0 if how == "does not greet" else GENEROUS_S))
+        engine = liar(how, Timeouts(start_s=2.0 if how == "does not greet" else GENEROUS_S))
         with pytest.raises(kind, match=f"^{reason}$"):
             engine.start()
         engine.kill()
@@ -252,7 +252,7 @@ def test_weights_that_cannot_be_used_are_a_load_that_fails() -> None:
         def load(self, rung: str, within_ns: int | None = None) -> bool:
             raise LadderError("weights: truncated")
 
-    reply = answer(Damaged(SPEC.ladder), 1, messages.Load("tier2", 50_000_000))
+    reply = answer(Damaged(SPEC.ladder), 1, messages.LoadCall("tier2", 50_000_000))
     assert (reply.failure, reply.reason, reply.held_bytes) == ("LoadError", "weights: truncated", 0)
 
 
@@ -385,7 +385,7 @@ def test_a_kill_while_nobody_asks_is_noticed(tmp_path: Path) -> None:
 
 def test_an_engine_that_hangs_is_replaced(tmp_path: Path) -> None:
     """It is stopped, does not answer in time, is killed, and its answer begins anew."""
-    engine = paced(0.2, Patience(start_s=GENEROUS_S, call_s=1.0))
+    engine = paced(0.2, Timeouts(start_s=GENEROUS_S, call_s=1.0))
     with live(engine, tmp_path / "log") as life:
         ask(life, "a", max_tokens=30)
         life.until(tokens("a", 5))
@@ -444,7 +444,7 @@ def test_it_stops_although_the_engine_hangs(tmp_path: Path) -> None:
 
 def test_it_stops_before_there_is_an_engine(tmp_path: Path) -> None:
     """One that does not come up in time is no failure of a world that is to stop."""
-    engine = liar("does not greet", Patience())
+    engine = liar("does not greet", Timeouts())
     with live(engine, tmp_path / "log") as life:
         pass
     assert life.failure is None

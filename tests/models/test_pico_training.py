@@ -16,8 +16,8 @@ from molt.models.pico import batches
 from molt.models.pico.batches import batch, windows
 from molt.models.pico.recipes import RECIPES, Recipe, Schedule, Shape
 from molt.models.pico.train import (
-    Limits,
-    Run,
+    Training,
+    TrainingLimits,
     advance,
     decide_schedule,
     export,
@@ -39,11 +39,11 @@ TOKENS = np.random.default_rng(0).integers(0, 64, 4_000).astype(np.uint16)
 SHORT_CORPUS = st.integers(100, 400).map(lambda n: np.arange(n, dtype=np.uint16))
 
 
-def losses(run: Run, steps: int) -> list[float]:
+def losses(run: Training, steps: int) -> list[float]:
     return [advance(run, TOKENS) for _ in range(steps)]
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
+def weights(run: Training) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in run.model.named_parameters()}
 
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path) -> None:
         load_checkpoint(replace(TINY, seed=1), tmp_path / "checkpoint")
 
 
-def new_run_after_one_step() -> Run:
+def new_run_after_one_step() -> Training:
     run = new_run(TINY)
     advance(run, TOKENS)
     return run
@@ -139,17 +139,21 @@ def test_a_decay_that_begins_on_demand_has_the_recipes_share(step: int) -> None:
 
 def test_the_decay_begins_when_asked_or_when_time_is_up_and_never_moves_again() -> None:
     run = replace(new_run(TINY), step=100, elapsed_s=60.0)
-    assert decide_schedule(run, Limits(), finish_asked=False) == Schedule()
-    assert decide_schedule(run, Limits(minutes=10), finish_asked=False) == Schedule()
-    decided = decide_schedule(run, Limits(minutes=1), finish_asked=False)
-    assert decided == decide_schedule(run, Limits(), finish_asked=True) == Schedule.decaying_from(100, TINY)
+    assert decide_schedule(run, TrainingLimits(), finish_asked=False) == Schedule()
+    assert decide_schedule(run, TrainingLimits(minutes=10), finish_asked=False) == Schedule()
+    decided = decide_schedule(run, TrainingLimits(minutes=1), finish_asked=False)
+    assert (
+        decided
+        == decide_schedule(run, TrainingLimits(), finish_asked=True)
+        == Schedule.decaying_from(100, TINY)
+    )
     later = replace(run, step=110, schedule=decided)
-    assert decide_schedule(later, Limits(minutes=99), finish_asked=True) == decided
+    assert decide_schedule(later, TrainingLimits(minutes=99), finish_asked=True) == decided
 
 
 def test_an_end_that_lies_behind_is_refused() -> None:
     with pytest.raises(ValueError, match="already at step 100"):
-        decide_schedule(replace(new_run(TINY), step=100), Limits(steps=100), finish_asked=False)
+        decide_schedule(replace(new_run(TINY), step=100), TrainingLimits(steps=100), finish_asked=False)
 
 
 # --- the loop, export ---
@@ -158,7 +162,7 @@ def test_an_end_that_lies_behind_is_refused() -> None:
 def test_the_loop_logs_saves_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("molt.models.pico.train.encode_split", lambda split, cache: TOKENS)
     run = new_run(TINY)
-    train(run, tmp_path / "run", tmp_path / "tiny", Limits(steps=8))
+    train(run, tmp_path / "run", tmp_path / "tiny", TrainingLimits(steps=8))
     assert run.finished
     records = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     assert [(r["step"], r["tokens"]) for r in records] == [(8, 8 * 64)]

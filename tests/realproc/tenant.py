@@ -16,9 +16,9 @@ from pathlib import Path
 from molt.live import parent_death
 from realproc.kernel import limited_group
 from realproc.kernel.limited_group import GroupV1
-from realproc.kernel.signals import SIGNALS, Meter, Observation
-from realproc.kernel.touched_pages import MIB, Blocks
-from realproc.supervisor.growth import LOOK_NS, SECOND_NS, Vigil, growth, remember
+from realproc.kernel.signals import SIGNALS, Meter, UsageReading
+from realproc.kernel.touched_pages import MIB, TouchedBlocks
+from realproc.supervisor.growth import LOOK_NS, SECOND_NS, SignalWatch, growth, remember
 
 HELD_BYTES = 64 * MIB
 LIMIT_BYTES = 128 * MIB
@@ -27,9 +27,9 @@ REACTION_NS = SECOND_NS // 2
 LINE_BYTES = LIMIT_BYTES - 4 * MIB
 
 
-def wait_until_short(vigil: Vigil) -> None:
+def wait_until_short(vigil: SignalWatch) -> None:
     """Until usage would be above the line when the reaction is over."""
-    recent: deque[Observation] = deque()
+    recent: deque[UsageReading] = deque()
     while True:
         seen = vigil.look(time.monotonic_ns() + SECOND_NS)
         if seen.usage_bytes + growth(recent, seen, 1) * REACTION_NS // SECOND_NS > LINE_BYTES:
@@ -42,13 +42,13 @@ def main(folder: Path, policy: str) -> None:
     parent_death.tie_to_parent(os.getppid())
     parent_death.offer_to_oom_killer(1000)
     limited_group.join(folder)
-    group, blocks = GroupV1(folder), Blocks()
+    group, blocks = GroupV1(folder), TouchedBlocks()
     while blocks.resident_bytes < HELD_BYTES:
         blocks.grow(MIB)
     vigil = None
     if policy != "hold":
         ahead_bytes = RATE_BYTES_PER_S * (REACTION_NS + LOOK_NS) // SECOND_NS
-        vigil = Vigil(SIGNALS[policy](group, LINE_BYTES - ahead_bytes), Meter.of(group).read)
+        vigil = SignalWatch(SIGNALS[policy](group, LINE_BYTES - ahead_bytes), Meter.of(group).read)
     print("ready", flush=True)
     if vigil is not None:
         wait_until_short(vigil)

@@ -16,10 +16,10 @@ from molt.core.bound import CHUNK_NS_MAX
 from molt.core.engine_protocol import EngineKind
 from molt.errors import InputError
 from molt.formats import log
-from realproc.supervisor import real_run as r
 from realproc.kernel.control_groups import ControlGroups
+from realproc.supervisor import real_run as r
 from realproc.supervisor.growth import LOOK_NS
-from realproc.supervisor.step_times import Pulse
+from realproc.supervisor.step_times import StepTimes
 from reports import agreement
 from reports.schema import read_summary
 from sim.run import prepare, simulate
@@ -177,7 +177,7 @@ def test_the_margin_is_a_share_where_budgets_are_large() -> None:
 def test_what_is_told_must_hold_until_the_world_can_hear_again(scenario: Path) -> None:
     """A look of 10 ms and the releases take what they take; boundary and stretch of a switch count twice, the stretch
     as much longer as tokens are than those of the profile."""
-    run, pulse = r.job.prepare(scenario), Pulse(1)
+    run, pulse = r.job.prepare(scenario), StepTimes(1)
     reaction_ns = r.reaction(run, pulse)
     fixed_ns = LOOK_NS + sum(costs.release_ns for costs in run.costs.rungs.values())
     boundary_ns, slower = 7 * 10**6, 1.0

@@ -12,7 +12,7 @@ from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.ladder import RouteKind
 from molt.formats.log import Log
-from reports.run_log import Run
+from reports.run_log import RunLog
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -167,10 +167,10 @@ class Story:
         """The log as it is so far."""
         return self._sink.getvalue()
 
-    def run(self) -> Run:
+    def run(self) -> RunLog:
         """The log read back, without a file."""
         header, *records = (json.loads(line) for line in self.text().split("\n")[:-1])
-        return Run(header, tuple(records), self.log.sha256())
+        return RunLog(header, tuple(records), self.log.sha256())
 
     def write(self, folder: Path) -> Path:
         """The log as a file of a policy's folder."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from reports.agreement import agreement, differences, main, markdown, rung_sequences
-from reports.run_log import Run
+from reports.run_log import RunLog
 from tests.reports.story import Story, survivor, victim
 from tests.reports.test_real_processes import KERNEL
 
@@ -19,7 +19,7 @@ def slower(factor: int) -> Story:
     return story.tokens(100 * factor, 150 * factor).finish(150 * factor)
 
 
-def in_both(simulated: int, real: int) -> tuple[Run, Run]:
+def in_both(simulated: int, real: int) -> tuple[RunLog, RunLog]:
     """The story so many times slower in each of the worlds."""
     return slower(simulated).end(900).run(), slower(real).record("kernel", 900, **KERNEL).run()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from molt.client.demo import Happened, Said, Session, annotated, to_json
+from molt.client.demo import Session, TimedLever, TimedToken, annotated, to_json
 from reports.demo_page import main, page, publish, with_sessions
 from reports.publish import PUBLISHED, README
 
@@ -43,10 +43,10 @@ def test_the_summary_of_a_session_agrees_with_its_stream(path: Path) -> None:
     session = session_of(path)
     counted: dict[str, int] = {}
     for item in session.items:
-        if isinstance(item, Said):
+        if isinstance(item, TimedToken):
             counted[item.rung] = counted.get(item.rung, 0) + 1
     assert counted == session.summary["rungs"]
-    levers = [item.molt for item in session.items if isinstance(item, Happened)]
+    levers = [item.molt for item in session.items if isinstance(item, TimedLever)]
     seams = [lever for lever in levers if lever["event"] == "switch"]
     assert [seam["ms"] for seam in seams] == [switch["ms"] for switch in session.summary["switches"]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from molt.evals.result import Handoff, read
+from molt.evals.result import HandoffTable, read
 from reports.eval_page import TITLES, main, name_of, page, publish, with_tables
 from reports.publish import PUBLISHED, README
 
@@ -44,7 +44,7 @@ def test_gates_come_first_and_all_passed(path: Path) -> None:
 
 def test_a_handoff_table_has_every_row_it_must() -> None:
     table = read(PUBLISHED / "handoff-pico.json")
-    assert isinstance(table, Handoff)
+    assert isinstance(table, HandoffTable)
     for route in table.routes:
         names = " / ".join(row.name for row in route.rows)
         for word in (

@@ -12,7 +12,7 @@ from molt.core import events as e
 from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 from reports import metrics
-from reports.run_log import Fate, Record, Run
+from reports.run_log import Fate, Record, RunLog
 from reports.summary import METRICS
 from tests.reports.story import MS, Story, scenario_with, survivor, victim
 from tests.reports.strategies import stories
@@ -380,7 +380,7 @@ def test_numbers_of_any_story_agree_with_each_other(story: Story) -> None:
 @given(stories())
 def test_cutting_runs_of_tokens_changes_no_number(story: Story) -> None:
     run = story.run()
-    cut = Run(run.header, tuple(piece for record in run.records for piece in _cut(record)))
+    cut = RunLog(run.header, tuple(piece for record in run.records for piece in _cut(record)))
     for key, metric in METRICS.items():
         assert metric(cut) == metric(run), key
 
@@ -397,7 +397,7 @@ def _cut(record: Record) -> list[Record]:
 @given(stories())
 def test_names_of_tenants_change_no_number(story: Story) -> None:
     run = story.run()
-    renamed = Run(
+    renamed = RunLog(
         run.header,
         tuple({**r, **({"tenant": r["tenant"] + "'"} if "tenant" in r else {})} for r in run.records),
     )
@@ -408,9 +408,9 @@ def test_names_of_tenants_change_no_number(story: Story) -> None:
 
 def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
     path = survivor().write(tmp_path)
-    whole = Run.read(path)
+    whole = RunLog.read(path)
     path.write_bytes(path.read_bytes()[:-10])
-    torn = Run.read(path)
+    torn = RunLog.read(path)
     assert whole.complete
     assert not torn.complete
     assert torn.records == whole.records[:-1]

@@ -11,8 +11,8 @@ from hypothesis import given
 
 from reports.chart import WIDTH, Chart, Scale, chart, shared_scale
 from reports.chrome_trace import chrome_trace, main
-from reports.run_log import Run
-from reports.timeline import Doing, Phase, phases
+from reports.run_log import RunLog
+from reports.timeline import Doing, TimelinePhase, phases
 from tests.reports.story import MS, Story, scenario_with, survivor, victim
 from tests.reports.strategies import stories
 
@@ -134,33 +134,33 @@ def test_lanes_pale_what_was_lost() -> None:
 def test_work_begins_when_the_work_before_it_was_complete() -> None:
     found = [phase for phase in phases(survivor().run()) if phase.tenant]
     assert found == [
-        Phase("chat", Doing.READING, 100 * MS, 150 * MS, "tier0", 9),
-        Phase("chat", Doing.DECODING, 150 * MS, 300 * MS, "tier0", 3),
-        Phase("chat", Doing.SWITCHING, 360 * MS, 400 * MS, "tier1", 10),
-        Phase("chat", Doing.DECODING, 400 * MS, 500 * MS, "tier1", 2),
+        TimelinePhase("chat", Doing.READING, 100 * MS, 150 * MS, "tier0", 9),
+        TimelinePhase("chat", Doing.DECODING, 150 * MS, 300 * MS, "tier0", 3),
+        TimelinePhase("chat", Doing.SWITCHING, 360 * MS, 400 * MS, "tier1", 10),
+        TimelinePhase("chat", Doing.DECODING, 400 * MS, 500 * MS, "tier1", 2),
     ]
 
 
 def test_loads_last_from_the_request_to_the_outcome() -> None:
     found = [phase for phase in phases(survivor().run()) if not phase.tenant]
     assert found == [
-        Phase("", Doing.LOADING, 0, 100 * MS, "tier0"),
-        Phase("", Doing.LOADING, 310 * MS, 360 * MS, "tier1"),
+        TimelinePhase("", Doing.LOADING, 0, 100 * MS, "tier0"),
+        TimelinePhase("", Doing.LOADING, 310 * MS, 360 * MS, "tier1"),
     ]
 
 
 def test_parking_ends_with_unparking_or_the_run() -> None:
     run = Story().arrive(0).admit(0).park(10).unpark(30).park(50).end(90).run()
     assert phases(run) == [
-        Phase("chat", Doing.PARKED, 10 * MS, 30 * MS),
-        Phase("chat", Doing.PARKED, 50 * MS, 90 * MS),
+        TimelinePhase("chat", Doing.PARKED, 10 * MS, 30 * MS),
+        TimelinePhase("chat", Doing.PARKED, 50 * MS, 90 * MS),
     ]
 
 
 def test_waiting_lasts_from_the_request_to_admission_over_kills() -> None:
     planned = scenario_with({"name": "chat", "kind": "foreground", "arrives_ns": 5 * MS})
     run = Story(scenario=planned).arrive(10).defer(10).kill(20).start(30).arrive(30).admit(40).end(50).run()
-    assert phases(run) == [Phase("chat", Doing.WAITING, 5 * MS, 40 * MS)]
+    assert phases(run) == [TimelinePhase("chat", Doing.WAITING, 5 * MS, 40 * MS)]
 
 
 # --- Chrome trace ---
@@ -194,7 +194,7 @@ def test_trace_command_writes_a_file_or_says_why_not(
 ) -> None:
     log, out = survivor().write(tmp_path), tmp_path / "trace.json"
     assert main([str(log), str(out)]) == 0
-    assert json.loads(out.read_text())["otherData"]["log_sha256"] == Run.read(log).sha256
+    assert json.loads(out.read_text())["otherData"]["log_sha256"] == RunLog.read(log).sha256
     assert main([str(log)]) == 2
     assert main([str(tmp_path / "absent"), str(out)]) == 2
     log.write_text("not a log\n{}\n")

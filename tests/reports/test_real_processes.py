@@ -7,7 +7,7 @@ from molt.core import events as e
 from molt.core.ladder import RouteKind
 from reports import real_processes
 from reports.page import contents, markdown_page
-from reports.schema import Summary
+from reports.schema import RunSummary
 from reports.summary import summarise_runs, summary_json
 from reports.table import text_table
 from tests.reports.story import MS, Story, survivor
@@ -111,7 +111,7 @@ def test_it_is_in_every_report_of_a_real_run() -> None:
     """In the summary, which keeps its schema, in the table beside a simulated run, and on the page with definitions."""
     runs = {"molt": relieved().run(), "simulated": survivor().run()}
     summary = summarise_runs(runs, wall_s=None)
-    assert Summary.model_validate_json(summary_json(summary)).policies["molt"].real is not None
+    assert RunSummary.model_validate_json(summary_json(summary)).policies["molt"].real is not None
     (line,) = [line for line in text_table(summary).splitlines() if line.startswith("victims")]
     assert line.split() == ["victims", "allocator", "42", "–"]
     page = markdown_page(contents(summary, runs))

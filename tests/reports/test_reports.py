@@ -16,8 +16,8 @@ from molt.formats.log import LogError
 from reports import formatting
 from reports.from_run import write_reports
 from reports.page import contents, html_page, markdown_page, markdown_text
-from reports.run_log import Run
-from reports.schema import Summary, read_summary
+from reports.run_log import RunLog
+from reports.schema import RunSummary, read_summary
 from reports.summary import summarise, summarise_runs, summary_json
 from reports.table import rows, text_table
 from reports.texts import Joint, file_names, fragments, tenant_text
@@ -58,7 +58,7 @@ def test_summary_lists_every_violation_with_its_policy() -> None:
 @given(stories())
 def test_summary_of_any_story_is_valid(story: Story) -> None:
     summary = summarise_runs({"molt": story.run()}, wall_s=0.0)
-    Summary.model_validate_json(summary_json(summary))
+    RunSummary.model_validate_json(summary_json(summary))
 
 
 # --- the folder ---
@@ -268,7 +268,7 @@ def test_table_names_policies_and_marks_harm() -> None:
 # --- verdicts ---
 
 
-def _verdict(run: Run) -> tuple[Tone, str, str]:
+def _verdict(run: RunLog) -> tuple[Tone, str, str]:
     summary = summarise_runs({"p": run}, wall_s=None)
     made = verdict(summary["policies"]["p"], run, len(summary["violations"]))
     return made.tone, made.headline, " ".join(made.sentences)

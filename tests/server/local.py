@@ -28,7 +28,7 @@ from molt.models.ladder_file import LadderSpec, resolve
 from molt.server.access import Keys, allowed_hosts
 from molt.server.admin import Budgeting
 from molt.server.app import application
-from molt.server.bridge import Hub
+from molt.server.bridge import Bridge
 from molt.server.command import DiscreetLog, default_budget, header, service
 from molt.server.limits import Limits
 from molt.server.listen import listen_on, serve
@@ -59,9 +59,9 @@ class Talker(Paced):
         self.decoded += made.count
         return replace(made, pieces=tuple(self._says(before + i) for i in range(made.count)))
 
-    def read(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
         self.calls.append(f"read {tokens}")
-        super().read(tenant, tokens, chunk)
+        super().prefill(tenant, tokens, chunk)
 
     def holds(self) -> set[str]:
         """Tenants with a cache."""
@@ -73,7 +73,7 @@ class Local:
     """A server that runs; ``engine`` is what it answers with."""
 
     url: str
-    hub: Hub
+    hub: Bridge
     engine: Talker
     log: TextIO
     spec: LadderSpec = field(repr=False)
@@ -110,7 +110,7 @@ def running(
         journal, header(spec, costs, chosen, policy, EngineKind.MODELLED)
     )
     begin_bytes = default_budget(spec.ladder)
-    hub = Hub(
+    hub = Bridge(
         spec.ladder,
         lambda listen, budget_bytes: LiveWorld(
             spec.ladder, costs, chosen, engine, log, budget_bytes=budget_bytes, listen=listen

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from molt.server.access import Door, Keys, allowed_hosts, is_loopback
+from molt.server.access import AccessCheck, Keys, allowed_hosts, is_loopback
 
 
 def asked(
@@ -25,7 +25,7 @@ def asked(
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": raw, "server": server}
     hosts = allowed_hosts("127.0.0.1", 8080)
-    door = Door(app, hosts, keys, header_bytes=1000, any_address=any_address, open_paths=["/"])
+    door = AccessCheck(app, hosts, keys, header_bytes=1000, any_address=any_address, open_paths=["/"])
     asyncio.run(door(scope, None, send))  # type: ignore[arg-type]
     return sent[0]["status"]
 

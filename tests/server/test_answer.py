@@ -7,7 +7,7 @@ from typing import Any
 from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.ladder import RouteKind
-from molt.server.answer import Answer, Broken, End, Happening, Heard, Part, Text
+from molt.server.answer import Answer, AnswerEvent, AnswerRecord, AnswerText, Broken, End, Part
 
 MS = 1_000_000
 
@@ -16,11 +16,13 @@ def answer(*stops: str, may_begin_anew: bool = False) -> Answer:
     return Answer(5, stops, lambda source, dest, cells, native: 1000 * cells, may_begin_anew=may_begin_anew)
 
 
-def heard(record: Any, at_ms: int = 0, seq: int | None = None, budget: int = 100, usage: int = 90) -> Heard:
-    return Heard(record, at_ms * MS, seq, budget, usage)
+def heard(
+    record: Any, at_ms: int = 0, seq: int | None = None, budget: int = 100, usage: int = 90
+) -> AnswerRecord:
+    return AnswerRecord(record, at_ms * MS, seq, budget, usage)
 
 
-def token(piece: str, rung: str = "tier0", at_ms: int = 0, heal: int = 0, healed: int = 0) -> Heard:
+def token(piece: str, rung: str = "tier0", at_ms: int = 0, heal: int = 0, healed: int = 0) -> AnswerRecord:
     produced = e.TokensProduced(
         at_ns=at_ms * MS, tenant="a", rung=rung, count=1, stamps_ns=(at_ms * MS,), pieces=(piece,),
         heal=heal, healed=healed,
@@ -28,7 +30,7 @@ def token(piece: str, rung: str = "tier0", at_ms: int = 0, heal: int = 0, healed
     return heard(produced, at_ms)
 
 
-def demote(route: RouteKind, seq: int, at_ms: int = 0) -> Heard:
+def demote(route: RouteKind, seq: int, at_ms: int = 0) -> AnswerRecord:
     prediction = d.Prediction(duration_ns=7 * MS, kl=0.25)
     decision = d.Demote(
         tenant="a", source="tier0", dest="tier1", route=route, capacity=50, prediction=prediction
@@ -36,7 +38,7 @@ def demote(route: RouteKind, seq: int, at_ms: int = 0) -> Heard:
     return heard(decision, at_ms, seq, budget=60, usage=95)
 
 
-def switched(seq: int, cells: int = 20, settled: int | None = 4) -> Heard:
+def switched(seq: int, cells: int = 20, settled: int | None = 4) -> AnswerRecord:
     event = e.Switched(
         at_ns=30 * MS, tenant="a", source="tier0", dest="tier1", route="project", cells=cells,
         duration_ns=9 * MS, settled=settled, native=16, decision=seq,
@@ -45,7 +47,7 @@ def switched(seq: int, cells: int = 20, settled: int | None = 4) -> Heard:
 
 
 def happenings(parts: list[Part]) -> list[dict[str, Any]]:
-    return [part.fields for part in parts if isinstance(part, Happening)]
+    return [part.fields for part in parts if isinstance(part, AnswerEvent)]
 
 
 def test_a_switch_tells_what_was_predicted_and_what_was_measured() -> None:
@@ -77,7 +79,7 @@ def test_reading_again_is_a_switch_that_lasts_until_the_next_token() -> None:
     parts = one.hear(token("y", "tier1", at_ms=320))
     (switch,) = happenings(parts)
     assert (switch["kind"], switch["ms"], switch["flops_saved"]) == ("reread", 300.0, 0)
-    assert isinstance(parts[-1], Text)
+    assert isinstance(parts[-1], AnswerText)
     assert happenings(one.hear(token("z", "tier1", at_ms=330))) == []
 
 
@@ -123,9 +125,9 @@ def test_withheld_text_goes_out_late_with_the_rung_that_produced_it() -> None:
     one = answer("</end>")
     (first,) = one.hear(token("one <", "tier0"))
     late, own = one.hear(token("x", "tier1"))
-    assert first == Text("one ", "tier0", 0)
-    assert late == Text("<", "tier0", 0, is_token=False)
-    assert own == Text("x", "tier1", 0)
+    assert first == AnswerText("one ", "tier0", 0)
+    assert late == AnswerText("<", "tier0", 0, is_token=False)
+    assert own == AnswerText("x", "tier1", 0)
     assert one.tokens == 2
 
 
@@ -141,7 +143,7 @@ def test_what_was_withheld_goes_out_at_the_end() -> None:
     one = answer("STOP")
     one.hear(token("abST"))
     late, end = one.hear(heard(e.TenantFinished(at_ns=0, tenant="a", reason="length")))
-    assert (late, end) == (Text("ST", "tier0", 0, is_token=False), End("length"))
+    assert (late, end) == (AnswerText("ST", "tier0", 0, is_token=False), End("length"))
 
 
 def test_after_a_kill_an_answer_of_which_something_was_sent_is_broken() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from molt.server.request_bodies import (
     BadRequest,
-    BudgetAsked,
-    ChatAsked,
-    FollowAsked,
-    TextAsked,
-    TraceAsked,
+    BudgetRequest,
+    ChatRequest,
+    CompletionRequest,
+    FollowRequest,
+    TraceRequest,
     parse,
 )
 
@@ -37,7 +37,7 @@ def body(**more: Any) -> bytes:
     ids=["numbers", "lists", "words", "nulls"],
 )
 def test_fields_that_ask_for_nothing_are_accepted(neutral: dict[str, Any]) -> None:
-    parse(ChatAsked, body(**neutral))
+    parse(ChatRequest, body(**neutral))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_fields_that_ask_for_nothing_are_accepted(neutral: dict[str, Any]) -> No
 def test_what_cannot_be_done_is_refused_by_name(field: str, value: Any) -> None:
     """The message begins with the field, and has nothing of the prompt."""
     with pytest.raises(BadRequest) as refused:
-        parse(ChatAsked, body(**{field: value}))
+        parse(ChatRequest, body(**{field: value}))
     assert refused.value.param is not None
     assert refused.value.param.startswith(field)
     assert refused.value.message.startswith(field)
@@ -82,38 +82,38 @@ def test_what_cannot_be_done_is_refused_by_name(field: str, value: Any) -> None:
 )
 def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(BadRequest):
-        parse(ChatAsked, raw)
+        parse(ChatRequest, raw)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_are_finite(number: str) -> None:
     raw = body(temperature=0).replace(b'"temperature": 0', f'"temperature": {number}'.encode())
     with pytest.raises(BadRequest):
-        parse(ChatAsked, raw)
+        parse(ChatRequest, raw)
 
 
 def test_an_unknown_field_is_named_only_if_it_looks_like_a_name() -> None:
     with pytest.raises(BadRequest) as refused:
-        parse(ChatAsked, body(**{"/etc/passwd " * 50: 1}))
+        parse(ChatRequest, body(**{"/etc/passwd " * 50: 1}))
     assert "passwd" not in refused.value.message
 
 
 def test_a_text_may_be_tokens() -> None:
-    assert parse(TextAsked, json.dumps({**TEXT, "prompt": [1, 2]}).encode()).prompt == [1, 2]
+    assert parse(CompletionRequest, json.dumps({**TEXT, "prompt": [1, 2]}).encode()).prompt == [1, 2]
     for prompt in (["a", "b"], [[1]], [1.5], None, 3):
         with pytest.raises(BadRequest):
-            parse(TextAsked, json.dumps({**TEXT, "prompt": prompt}).encode())
+            parse(CompletionRequest, json.dumps({**TEXT, "prompt": prompt}).encode())
 
 
 def test_parts_of_a_message_are_its_text() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
-    (message,) = parse(ChatAsked, body(messages=[{"role": "developer", "content": parts}])).messages
+    (message,) = parse(ChatRequest, body(messages=[{"role": "developer", "content": parts}])).messages
     assert message.turn == ("system", "one two")
 
 
 @pytest.mark.parametrize("budget", ["40MiB", "1GB", "150% of tier0", "100% of tier1 + 2MiB", 1, 2**63 - 1])
 def test_budgets(budget: Any) -> None:
-    parse(BudgetAsked, json.dumps({"budget": budget}).encode())
+    parse(BudgetRequest, json.dumps({"budget": budget}).encode())
 
 
 @pytest.mark.parametrize(
@@ -125,20 +125,20 @@ def test_budgets(budget: Any) -> None:
 )  # fmt: skip
 def test_what_is_no_budget(raw: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        parse(BudgetAsked, f'{{"budget": {raw}}}'.encode())
+        parse(BudgetRequest, f'{{"budget": {raw}}}'.encode())
     assert refused.value.param == "budget"
     with pytest.raises(BadRequest):
-        parse(BudgetAsked, b"{}")
+        parse(BudgetRequest, b"{}")
 
 
 @pytest.mark.parametrize(
     ("model", "raw"),
     [
-        (TraceAsked, {"steps": []}),
-        (TraceAsked, {"steps": [{"at": 0, "budget": 5}]}),
-        (TraceAsked, {"name": "../traces/sawtooth"}),
-        (FollowAsked, {"source": "../x"}),
-        (FollowAsked, {}),
+        (TraceRequest, {"steps": []}),
+        (TraceRequest, {"steps": [{"at": 0, "budget": 5}]}),
+        (TraceRequest, {"name": "../traces/sawtooth"}),
+        (FollowRequest, {"source": "../x"}),
+        (FollowRequest, {}),
     ],
 )
 def test_other_administration_is_checked_too(model: Any, raw: dict[str, Any]) -> None:

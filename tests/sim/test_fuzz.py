@@ -10,24 +10,24 @@ import pytest
 from molt.policies.hold import Hold
 from sim import fuzz
 from sim.faults import Faults
-from sim.fuzz import MECHANISMS, Campaign, make_case, run_campaign, run_seed
+from sim.fuzz import MECHANISMS, FuzzCampaign, make_case, run_campaign, run_seed
 
 SEEDS = 250
 
 
 @pytest.fixture(scope="module")
-def campaign() -> Campaign:
+def campaign() -> FuzzCampaign:
     return run_campaign(0, SEEDS, jobs=1)
 
 
-def test_no_world_breaks_a_promise(campaign: Campaign) -> None:
+def test_no_world_breaks_a_promise(campaign: FuzzCampaign) -> None:
     assert campaign.failures == [], "each line reproduces one"
     assert campaign.seeds == SEEDS
     assert campaign.overshoot_bytes_max is not None
     assert campaign.overshoot_bytes_max <= 0
 
 
-def test_nearly_every_mechanism_fires_even_in_so_few_worlds(campaign: Campaign) -> None:
+def test_nearly_every_mechanism_fires_even_in_so_few_worlds(campaign: FuzzCampaign) -> None:
     quiet = {name for name in MECHANISMS if not campaign.fired[name]}
     assert quiet <= {
         "SpillFailed",
@@ -77,9 +77,9 @@ def test_two_runs_that_differ_are_found_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_mechanism_that_never_fires_fails_a_long_campaign() -> None:
-    long = Campaign(0, seeds=fuzz.CAMPAIGN)
+    long = FuzzCampaign(0, seeds=fuzz.CAMPAIGN)
     long.fired.update(dict.fromkeys(MECHANISMS, 1))
     assert long.silent == ()
     del long.fired["Heal"]
     assert long.silent == ("Heal",)
-    assert Campaign(0, seeds=fuzz.CAMPAIGN - 1).silent == ()
+    assert FuzzCampaign(0, seeds=fuzz.CAMPAIGN - 1).silent == ()

@@ -12,7 +12,7 @@ from molt.core.events import BudgetChanged
 from molt.errors import InputError
 from molt.formats import log
 from reports.metrics import killed
-from reports.run_log import Run
+from reports.run_log import RunLog
 from sim import recorded_memory
 from sim.run import prepare, simulate
 from tests.small import MS
@@ -66,11 +66,11 @@ def test_what_a_killed_allocator_had_is_free_once_the_simulated_os_has_killed_to
     )
 
 
-def simulated(memory_of: Path, out: Path) -> Run:
+def simulated(memory_of: Path, out: Path) -> RunLog:
     """The spike, under molt, with the memory of a run."""
     job = prepare(SPIKE, policies=["molt"], engine=EngineKind.MODELLED, memory_of=memory_of)
     simulate(job, out)
-    return Run.read(out / "molt" / log.FILE_NAME)
+    return RunLog.read(out / "molt" / log.FILE_NAME)
 
 
 def test_a_process_decides_upon_what_it_is_told_and_lives_by_what_is_left(tmp_path: Path) -> None:

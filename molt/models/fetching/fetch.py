@@ -43,7 +43,7 @@ DISK_MARGIN_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class FetchConsole:
     """Where progress is shown: bars for bytes, and lines for what they do not say."""
 
     progress: Progress
@@ -117,7 +117,7 @@ def _by_source(file: LadderFile) -> dict[str, Source]:
     return {", ".join(rungs): source for source, rungs in names.items()}
 
 
-def _check(source: Source, folder: Path, screen: Screen) -> None:
+def _check(source: Source, folder: Path, screen: FetchConsole) -> None:
     match source:
         case GgufSource() | PartsSource():
             with screen.bar(f"checking {folder.name}", manifest.total_bytes(folder)) as advance:
@@ -127,7 +127,7 @@ def _check(source: Source, folder: Path, screen: Screen) -> None:
     check_model(folder)
 
 
-def _bring(source: Source, beside: Path, screen: Screen) -> None:
+def _bring(source: Source, beside: Path, screen: FetchConsole) -> None:
     match source:
         case PackageSource():
             check_model(locate(source, beside))
@@ -141,7 +141,7 @@ def _bring(source: Source, beside: Path, screen: Screen) -> None:
             _bring_converted(source, beside, screen)
 
 
-def _bring_from_hub(source: HubSource, screen: Screen) -> None:
+def _bring_from_hub(source: HubSource, screen: FetchConsole) -> None:
     try:
         _check(source, hub_snapshot.find(source.hub, source.revision), screen)
     except LadderError as error:
@@ -156,7 +156,7 @@ def _bring_from_hub(source: HubSource, screen: Screen) -> None:
     screen.say(f"{source.hub}: ready")
 
 
-def _bring_converted(source: ConvertedSource, beside: Path, screen: Screen) -> None:
+def _bring_converted(source: ConvertedSource, beside: Path, screen: FetchConsole) -> None:
     folder = converted_folder(source, beside)
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder, screen):
@@ -177,7 +177,7 @@ def _bring_converted(source: ConvertedSource, beside: Path, screen: Screen) -> N
         screen.say(f"{folder}: ready")
 
 
-def _joined(source: PartsSource, name: str, screen: Screen) -> Path:
+def _joined(source: PartsSource, name: str, screen: FetchConsole) -> Path:
     target = _download(name)
     target.parent.mkdir(parents=True, exist_ok=True)
     with screen.bar(f"fetching {source.joined}", source.bytes) as advance:
@@ -187,7 +187,7 @@ def _joined(source: PartsSource, name: str, screen: Screen) -> Path:
     return target
 
 
-def _checked(source: GgufSource, beside: Path, screen: Screen) -> Path:
+def _checked(source: GgufSource, beside: Path, screen: FetchConsole) -> Path:
     path = gguf_path(source, beside)
     if source.sha256 is None:
         return path
@@ -198,7 +198,7 @@ def _checked(source: GgufSource, beside: Path, screen: Screen) -> Path:
     return path
 
 
-def _convert(gguf: Path, source: ConvertedSource, folder: Path, screen: Screen) -> None:
+def _convert(gguf: Path, source: ConvertedSource, folder: Path, screen: FetchConsole) -> None:
     model, shape = convert.begin(gguf, folder)
     total = image.image_bytes(shape, source.stored)
     _need_room(total, folder)
@@ -239,7 +239,7 @@ def _download(name: str) -> Path:
     return cache_folder() / "downloads" / f"{name}.gguf"
 
 
-def _prepare(ladder: LadderSpec, screen: Screen) -> None:
+def _prepare(ladder: LadderSpec, screen: FetchConsole) -> None:
     """Write the images of rungs whose precision is not the one their weights are stored in."""
     missing = [rung for rung in ladder.rungs if not _is_prepared(rung)]
     try:
@@ -273,7 +273,7 @@ def _need_room(wanted_bytes: int, folder: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path, screen: Screen) -> Iterator[None]:
+def _alone(folder: Path, screen: FetchConsole) -> Iterator[None]:
     lock = FileLock(folder.with_name(f"{folder.name}.lock"))
     try:
         lock.acquire(timeout=0)
@@ -287,7 +287,7 @@ def _alone(folder: Path, screen: Screen) -> Iterator[None]:
 
 
 @contextmanager
-def _screen() -> Iterator[Screen]:
+def _screen() -> Iterator[FetchConsole]:
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=16),
@@ -295,4 +295,4 @@ def _screen() -> Iterator[Screen]:
         TimeRemainingColumn(compact=True),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        yield Screen(progress)
+        yield FetchConsole(progress)

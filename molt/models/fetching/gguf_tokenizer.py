@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata as a ``tokenizer.json``.
 
 Only byte-level BPE, the kind of the supported models. What the file does not say, how text is cut before
-merging, it names (``tokenizer.ggml.pre``); ``CUTS`` has what each name means in the models that use it.
+merging, it names (``tokenizer.ggml.pre``); ``PRE_TOKENIZERS`` has what each name means in the models that use it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_tex
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PreTokenizer:
     """How text is cut before merging: by a pattern, or (``None``) single digits and then GPT-2's own pattern."""
 
     pattern: str | None
@@ -32,18 +32,18 @@ class Cut:
     takes_whole: bool = False  # a piece that is a token is taken without looking at the merges
 
 
-CUTS: Mapping[str, Cut] = {
-    "qwen2": Cut(
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "qwen2": PreTokenizer(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         is_nfc=True,
     ),
-    "llama-bpe": Cut(
+    "llama-bpe": PreTokenizer(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         takes_whole=True,
     ),
-    "smollm": Cut(None),
+    "smollm": PreTokenizer(None),
 }
 
 
@@ -117,14 +117,14 @@ def chat_template(gguf: GgufFile) -> str | None:
     return template if isinstance(template, str) and template else None
 
 
-def _cut(gguf: GgufFile) -> Cut:
+def _cut(gguf: GgufFile) -> PreTokenizer:
     model, pre = gguf.metadata.get("tokenizer.ggml.model"), gguf.metadata.get("tokenizer.ggml.pre")
     if model != "gpt2":
         raise LadderError(f"{gguf.path}: tokenizer.ggml.model: {show(model)} is not supported; valid: gpt2")
-    if not isinstance(pre, str) or pre not in CUTS:
-        known = nearest(str(pre), CUTS)
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        known = nearest(str(pre), PRE_TOKENIZERS)
         raise LadderError(f"{gguf.path}: tokenizer.ggml.pre: {show(pre)} is not supported; {known}")
-    return CUTS[pre]
+    return PRE_TOKENIZERS[pre]
 
 
 def _entries(gguf: GgufFile) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[str, str]]]:

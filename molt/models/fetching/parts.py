@@ -32,7 +32,7 @@ _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """One piece: which package has it, where in its wheel, and how a message names it."""
 
     package: str
@@ -41,12 +41,12 @@ class Piece:
     place: str
 
 
-def pieces(source: PartsSource) -> tuple[Piece, ...]:
+def pieces(source: PartsSource) -> tuple[FilePiece, ...]:
     """The pieces of a file in order."""
     names = packages(source.parts)
     version = source.parts.version
     return tuple(
-        Piece(
+        FilePiece(
             name,
             version,
             path_in_wheel(source.parts, number),
@@ -105,7 +105,7 @@ def _grow(source: PartsSource, target: Path, advance: Callable[[int], None]) -> 
     _list(target).unlink(missing_ok=True)
 
 
-def _append(piece: Piece, file: BinaryIO, folder: Path, room: int, advance: Callable[[int], None]) -> int:
+def _append(piece: FilePiece, file: BinaryIO, folder: Path, room: int, advance: Callable[[int], None]) -> int:
     """Append a piece of at most ``room`` bytes, its wheel brought to ``folder``; the number of its bytes."""
     wheel = _download(piece, folder)
     size = 0
@@ -122,7 +122,7 @@ def _append(piece: Piece, file: BinaryIO, folder: Path, room: int, advance: Call
     return size
 
 
-def _member(archive: zipfile.ZipFile, piece: Piece, wheel: Path) -> zipfile.ZipInfo:
+def _member(archive: zipfile.ZipFile, piece: FilePiece, wheel: Path) -> zipfile.ZipInfo:
     try:
         return archive.getinfo(piece.path)
     except KeyError:
@@ -130,7 +130,7 @@ def _member(archive: zipfile.ZipFile, piece: Piece, wheel: Path) -> zipfile.ZipI
         raise LadderError(f"{piece.place}: {wheel.name} has no file {show(piece.path)}; {known}") from None
 
 
-def _download(piece: Piece, folder: Path) -> Path:
+def _download(piece: FilePiece, folder: Path) -> Path:
     """The wheel of a piece, in ``folder``."""
     command = [
         sys.executable,

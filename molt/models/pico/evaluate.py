@@ -66,7 +66,7 @@ class RungResult:
 
 
 @dataclass(frozen=True)
-class Gate:
+class RungGate:
     """A claim about the rungs: `value` must stay below `limit` (or reach it, where `at_least`)."""
 
     claim: str
@@ -89,18 +89,18 @@ class Evaluation:
     xz_bits_per_byte: float
     rungs: dict[str, RungResult]
 
-    def gates(self) -> list[Gate]:
+    def gates(self) -> list[RungGate]:
         """The claims the model card makes."""
         large, small = (self.rungs[tier] for tier in TIERS)
         gates = [
-            Gate(f"{tier}: bits per byte below xz -9", rung.bits_per_byte, self.xz_bits_per_byte)
+            RungGate(f"{tier}: bits per byte below xz -9", rung.bits_per_byte, self.xz_bits_per_byte)
             for tier, rung in self.rungs.items()
         ]
-        gates.append(Gate("tier0's loss below tier1's (nats per token)", large.loss, small.loss))
+        gates.append(RungGate("tier0's loss below tier1's (nats per token)", large.loss, small.loss))
         for tier, rung in self.rungs.items():
             last = rung.context[-1]
             claim = f"{tier}: worth of {HISTORY_TOKENS} tokens of history over {last.tokens} (nats per token)"
-            gates.append(Gate(claim, last.gain, CONTEXT_GAIN_MIN_NATS, at_least=True))
+            gates.append(RungGate(claim, last.gain, CONTEXT_GAIN_MIN_NATS, at_least=True))
         return gates
 
 

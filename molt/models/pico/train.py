@@ -52,7 +52,7 @@ LAST_PHASE_SLOWDOWN = 1.6
 
 
 @dataclass
-class Run:
+class Training:
     """The state of a training: everything a checkpoint holds."""
 
     recipe: Recipe
@@ -73,7 +73,7 @@ class Run:
         return self.step * self.recipe.tokens_per_step
 
 
-def new_run(recipe: Recipe) -> Run:
+def new_run(recipe: Recipe) -> Training:
     """A run at step 0, with weights drawn from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     model = Qwen2ForCausalLM(recipe.shape.config()).float()
@@ -85,7 +85,7 @@ def new_run(recipe: Recipe) -> Run:
         matrices, lr=rate, weight_decay=decay, momentum=recipe.momentum, adjust_lr_fn="match_rms_adamw"
     )
     adamw = torch.optim.AdamW(others, lr=rate, weight_decay=0.0, betas=recipe.betas, fused=True)
-    return Run(recipe, model, muon, adamw)
+    return Training(recipe, model, muon, adamw)
 
 
 def is_hidden_matrix(name: str) -> bool:
@@ -107,7 +107,7 @@ def next_token_loss(model: Qwen2ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 _compiled_loss = torch.compile(next_token_loss, dynamic=False)
 
 
-def choose_loss(run: Run, compiled: bool) -> LossFunction:
+def choose_loss(run: Training, compiled: bool) -> LossFunction:
     """The loss for the next step; also sets the attention that suits it.
 
     The compiler makes short sequences a third faster, with plain attention; long ones are best left to the
@@ -120,7 +120,7 @@ def choose_loss(run: Run, compiled: bool) -> LossFunction:
     return _compiled_loss if compiled else next_token_loss
 
 
-def advance(run: Run, tokens: np.ndarray, loss_of: LossFunction = next_token_loss) -> float:
+def advance(run: Training, tokens: np.ndarray, loss_of: LossFunction = next_token_loss) -> float:
     """Takes one optimizer step and returns the training loss in nats; tokens: (T,)."""
     for group in run.muon.param_groups + run.adamw.param_groups:
         group["lr"] = run.schedule.learning_rate(run.step, run.recipe)
@@ -135,7 +135,7 @@ def advance(run: Run, tokens: np.ndarray, loss_of: LossFunction = next_token_los
 
 
 @torch.no_grad()
-def heldout_loss(run: Run, tokens: np.ndarray) -> float:
+def heldout_loss(run: Training, tokens: np.ndarray) -> float:
     """Mean loss in nats over a fixed draw of held-out windows of the recipe's short length; tokens: (T,)."""
     ids = windows(tokens, 0, HELDOUT_WINDOWS, run.recipe.length, seed=0)
     return float(np.mean([next_token_loss(run.model, part).item() for part in ids.split(4)]))
@@ -158,12 +158,12 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _moments(run: Run, name: str, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+def _moments(run: Training, name: str, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
     """What the optimizer of a parameter remembers of it."""
     return (run.muon if is_hidden_matrix(name) else run.adamw).state[parameter]
 
 
-def save_checkpoint(run: Run, folder: Path) -> None:
+def save_checkpoint(run: Training, folder: Path) -> None:
     """Writes weights, the moments of both optimizers and progress (safetensors and JSON)."""
     tensors = {}
     for name, parameter in run.model.named_parameters():
@@ -181,7 +181,7 @@ def save_checkpoint(run: Run, folder: Path) -> None:
         (scratch / "progress.json").write_text(json.dumps(progress, indent=1) + "\n")
 
 
-def load_checkpoint(recipe: Recipe, folder: Path) -> Run:
+def load_checkpoint(recipe: Recipe, folder: Path) -> Training:
     """The run a checkpoint holds; raises ValueError if it was made with another recipe."""
     progress = json.loads((folder / "progress.json").read_text())
     if progress["recipe"] != json.loads(json.dumps(asdict(recipe))):
@@ -198,7 +198,7 @@ def load_checkpoint(recipe: Recipe, folder: Path) -> Run:
     return run
 
 
-def export(run: Run, folder: Path) -> None:
+def export(run: Training, folder: Path) -> None:
     """Writes `config.json`, `model.safetensors` (float16, the tied head once) and `training.json`."""
     config = copy.deepcopy(run.model.config)
     config.dtype = torch.float16
@@ -214,14 +214,14 @@ def export(run: Run, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrainingLimits:
     """When training ends; with neither of the two it goes on until the file `finish` appears."""
 
     steps: int | None = None
     minutes: float | None = None
 
 
-def decide_schedule(run: Run, limits: Limits, finish_asked: bool) -> Schedule:
+def decide_schedule(run: Training, limits: TrainingLimits, finish_asked: bool) -> Schedule:
     """The schedule for the next step: as it was, or with its end fixed by a limit or a request.
 
     Raises ValueError if the run is past the step it should end at.
@@ -240,7 +240,12 @@ def decide_schedule(run: Run, limits: Limits, finish_asked: bool) -> Schedule:
 
 
 def train(
-    run: Run, folder: Path, export_folder: Path, limits: Limits, cache: Path = CACHE, compiled: bool = False
+    run: Training,
+    folder: Path,
+    export_folder: Path,
+    limits: TrainingLimits,
+    cache: Path = CACHE,
+    compiled: bool = False,
 ) -> None:
     """Trains to the end; writes checkpoints and `log.jsonl` into `folder`, weights into `export_folder`."""
     tokens, heldout = encode_split("train", cache), encode_split("heldout", cache)
@@ -268,7 +273,7 @@ def train(
     export(run, export_folder)
 
 
-def _log(log: TextIO, run: Run, losses: list[float], heldout: np.ndarray) -> None:
+def _log(log: TextIO, run: Training, losses: list[float], heldout: np.ndarray) -> None:
     record = {
         "step": run.step,
         "tokens": run.tokens,
@@ -301,7 +306,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     recipe, checkpoint = RECIPES[options.tier], options.out / "checkpoint"
     run = load_checkpoint(recipe, checkpoint) if checkpoint.is_dir() else new_run(recipe)
-    limits = Limits(steps=options.steps, minutes=options.minutes)
+    limits = TrainingLimits(steps=options.steps, minutes=options.minutes)
     train(run, options.out, options.weights / options.tier, limits, options.cache, options.compile)
 
 

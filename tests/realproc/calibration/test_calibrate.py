@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from molt.cli.main import app
-from molt.core.costs import RungCosts, StepCost, Stretch
+from molt.core.costs import HealingFactor, RungCosts, StepCost
 from molt.errors import InputError
 from molt.live.remote import RemoteEngine
 from molt.models.ladder_file import resolve
 from realproc.calibration.calibrate import fit_step, measured_engine
-from realproc.calibration.loop_overhead import PROMPT_TOKENS, added_ns, surrounded
+from realproc.calibration.loop_overhead import PROMPT_TOKENS, added_ns, with_overhead
 
 GRID = [(tokens, context) for tokens in (8, 32, 128) for context in (0, 128, 512, 1024)]
 COEFFICIENTS = st.tuples(st.floats(1e4, 1e8), st.floats(1e2, 1e6), st.floats(0, 1e3))
@@ -57,8 +57,8 @@ def test_what_a_world_adds_is_added_once_to_every_step(
     coefficients: tuple[float, float, float], factor: float, added: int
 ) -> None:
     read, decode = StepCost(*coefficients), StepCost(0.0, *coefficients[1:])
-    costs = RungCosts(load_ns=5, release_ns=7, read=read, decode=decode, healing=(Stretch(8, factor),))
-    within = surrounded(costs, added, PROMPT_TOKENS)
+    costs = RungCosts(load_ns=5, release_ns=7, read=read, decode=decode, healing=(HealingFactor(8, factor),))
+    within = with_overhead(costs, added, PROMPT_TOKENS)
     for context in (0, 500):
         assert within.read.ns(64, context) - read.ns(64, context) in range(added - 1, added + 2)
         assert within.decode.ns(1, context) - decode.ns(1, context) in range(added - 1, added + 2)

@@ -18,24 +18,26 @@ from hypothesis import strategies as st
 from molt.errors import InputError
 from molt.jobs import job
 from realproc.campaigns import campaign as c
-from realproc.campaigns.trial import Arm, Pressing, Trial, VoidError, fastest
+from realproc.campaigns.trial import PressureStep, TrialResult, TrialSubject, VoidError, fastest
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import SECOND_NS, Holding, Manner
 from realproc.kernel.signals import MS_NS
 from realproc.kernel.touched_pages import MIB
 
-FINE = Trial(0, None, 100, ("tier0", "tier1"), 200 * MIB, 196 * MIB, 190 * MIB, -6 * MIB, 50 * MIB, (), 1.5)
+FINE = TrialResult(
+    0, None, 100, ("tier0", "tier1"), 200 * MIB, 196 * MIB, 190 * MIB, -6 * MIB, 50 * MIB, (), 1.5
+)
 KILLED = replace(FINE, kills=1, victim=4242)
 
 
 class Scripted:
     """An arm whose trials are made up."""
 
-    def __init__(self, *trials: Trial | VoidError) -> None:
+    def __init__(self, *trials: TrialResult | VoidError) -> None:
         self._trials = list(trials)
-        self.pressed: list[Pressing] = []
+        self.pressed: list[PressureStep] = []
 
-    def try_once(self, pressing: Pressing) -> Trial:
+    def try_once(self, pressing: PressureStep) -> TrialResult:
         self.pressed.append(pressing)
         if isinstance(trial := self._trials.pop(0), VoidError):
             raise trial
@@ -46,7 +48,9 @@ MEASURE = c.measure_of(job.prepare(c.SCENARIO), 150_000_000, 14 * MIB)
 
 
 def rows(hold: Scripted, molt: Scripted, numbers: Iterable[int], **controls: Scripted) -> list[dict]:  # type: ignore[type-arg]
-    arms = c.Arms(cast(Arm, hold), cast(Arm, molt), cast("dict[str, Arm]", controls))
+    arms = c.Subjects(
+        cast(TrialSubject, hold), cast(TrialSubject, molt), cast("dict[str, TrialSubject]", controls)
+    )
     return list(c.pairs(arms, iter(numbers), MEASURE))
 
 
@@ -92,7 +96,9 @@ def test_both_are_pressed_alike() -> None:
         (KILLED, KILLED, None),
     ],
 )
-def test_what_makes_a_pair_void(hold: Trial | VoidError, molt: Trial | VoidError, void: str | None) -> None:
+def test_what_makes_a_pair_void(
+    hold: TrialResult | VoidError, molt: TrialResult | VoidError, void: str | None
+) -> None:
     """Never that the changing process was killed."""
     (row,) = rows(Scripted(hold), Scripted(molt), [1])
     assert row["void"] is None if void is None else void in row["void"]
@@ -150,9 +156,9 @@ def test_a_campaign_that_has_to_stop_says_so_in_a_line(
     out, left = tmp_path / "pairs.jsonl", list[str]()
 
     @contextmanager
-    def arms(*_: object) -> Iterator[c.Arms]:
+    def arms(*_: object) -> Iterator[c.Subjects]:
         try:
-            yield c.Arms(cast(Arm, None), cast(Arm, None), {})
+            yield c.Subjects(cast(TrialSubject, None), cast(TrialSubject, None), {})
         finally:
             left.append("all")
 

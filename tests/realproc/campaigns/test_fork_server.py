@@ -12,24 +12,24 @@ from molt.core.engine_protocol import EngineDied, EngineKind
 from molt.errors import InputError
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import resolve
-from realproc.campaigns.fork_server import Nursery, NurseryEngine
+from realproc.campaigns.fork_server import ForkedEngine, ForkServer
 from tests.realproc.waiting import until_gone
 
 LADDER = resolve("pico").ladder
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery(ChildSpec("pico", threads=1).environment())
+def nursery() -> Iterator[ForkServer]:
+    made = ForkServer(ChildSpec("pico", threads=1).environment())
     yield made
     made.close()
 
 
-def engine(nursery: Nursery, ladder: str = "pico") -> NurseryEngine:
-    return NurseryEngine(ChildSpec(ladder, EngineKind.MODELLED, threads=1), LADDER, nursery)
+def engine(nursery: ForkServer, ladder: str = "pico") -> ForkedEngine:
+    return ForkedEngine(ChildSpec(ladder, EngineKind.MODELLED, threads=1), LADDER, nursery)
 
 
-def test_a_forked_engine_answers_and_dies(nursery: Nursery) -> None:
+def test_a_forked_engine_answers_and_dies(nursery: ForkServer) -> None:
     one = engine(nursery)
     one.start()
     pid = one.pid
@@ -50,7 +50,7 @@ def test_a_forked_engine_answers_and_dies(nursery: Nursery) -> None:
     until_gone([last])
 
 
-def test_a_refusal_is_that_of_the_engine(nursery: Nursery) -> None:
+def test_a_refusal_is_that_of_the_engine(nursery: ForkServer) -> None:
     one = engine(nursery, "pick")
     with pytest.raises(InputError, match="pick"):
         one.start()
@@ -58,7 +58,7 @@ def test_a_refusal_is_that_of_the_engine(nursery: Nursery) -> None:
 
 
 def test_children_go_with_their_nursery() -> None:
-    nursery = Nursery(ChildSpec("pico", threads=1).environment())
+    nursery = ForkServer(ChildSpec("pico", threads=1).environment())
     one = engine(nursery)
     one.start()
     pid = one.pid

@@ -18,17 +18,17 @@ from molt.jobs import job
 from molt.jobs.job import Job
 from realproc.campaigns import trial as a
 from realproc.campaigns.campaign import SCENARIO
-from realproc.campaigns.trial import Arm, Pressing, VoidError, Witness
+from realproc.campaigns.trial import PressureStep, TrialListener, TrialSubject, VoidError
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Holding, Manner
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.headroom import Share
-from realproc.supervisor.monitor import SharedLog, Stage
+from realproc.supervisor.monitor import RunProcesses, SharedLog
 from realproc.supervisor.real_run import Setting, contenders
-from realproc.supervisor.step_times import Pulse
+from realproc.supervisor.step_times import StepTimes
 
 FULL = Share(limit_bytes=1024 * MIB, base_bytes=20 * MIB, margin_bytes=4 * MIB)
-PRESSING = Pressing(Manner(huge=True), tokens=3, room_bytes=600 * MIB, left_bytes=14 * MIB)
+PRESSING = PressureStep(Manner(huge=True), tokens=3, room_bytes=600 * MIB, left_bytes=14 * MIB)
 NOBODY = 2**22 + 1
 
 
@@ -37,7 +37,7 @@ def campaign() -> Job:
     return job.prepare(SCENARIO)
 
 
-class Staged(Arm):
+class Staged(TrialSubject):
     """An arm whose processes are made up. ``pressed`` is what happens when others take memory."""
 
     def __init__(self, tmp_path: Path, pressed: Callable[[Staged], None], pid: int = NOBODY) -> None:
@@ -50,7 +50,7 @@ class Staged(Arm):
 
     def _set_up(self) -> None:
         self._full_bytes = FULL.budget_bytes(0)
-        self._stage = Stage(
+        self._stage = RunProcesses(
             cast(Any, self), cast(Any, self), cast(Any, self), FULL, self._full_bytes, self._full_bytes
         )
         self._attendant = self._world = cast(Any, self)
@@ -205,7 +205,7 @@ def test_without_a_world_there_are_no_more_trials(tmp_path: Path) -> None:
 
 
 def test_a_witness_forgets_the_last_answer_and_not_the_budget() -> None:
-    witness = Witness(Pulse(1))
+    witness = TrialListener(StepTimes(1))
     for heard in (
         e.BudgetChanged(at_ns=0, budget_bytes=7),
         e.TokensProduced(at_ns=0, tenant="chat", rung="tier0", count=2),

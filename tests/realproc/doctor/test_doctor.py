@@ -23,7 +23,7 @@ from realproc.doctor.ladder_needs import LadderNeed, needed_bytes
 from realproc.doctor.page import ABSENT, facts, show
 from realproc.doctor.torch_facts import Device, TorchFacts, read_torch
 from realproc.kernel.control_groups import ControlGroups, LimitTrial
-from realproc.kernel.machine import Machine, Memory, Pressure, Processor, read_machine
+from realproc.kernel.machine import Machine, MachineMemory, Pressure, Processor, read_machine
 from tests.realproc.trees import COMMON, GIB, HYBRID, V2, plant
 from tests.strategies import names
 
@@ -36,7 +36,7 @@ GOOD = Diagnosis(
         processor=Processor(
             "Made-up 9000", 8, 8, ("avx512_vnni", "fpu"), "performance", "acpi-cpufreq", False
         ),
-        memory=Memory(16 * GIB, 12 * GIB, None, None, 0, "madvise", 2 * 2**20, 0),
+        memory=MachineMemory(16 * GIB, 12 * GIB, None, None, 0, "madvise", 2 * 2**20, 0),
         groups=ControlGroups("v2", "v2", ("/sys/fs/cgroup",), None, None, None),
         pressure=Pressure(0.0, (SECOND_NS // 2, SECOND_NS)),
         load_1min=0.5,

@@ -41,7 +41,7 @@ def test_an_ordinary_machine_is_read(tmp_path: Path) -> None:
         on_battery=True,
         autogroup=True,
     )
-    assert found.memory == machine.Memory(
+    assert found.memory == machine.MachineMemory(
         total_bytes=8 * GIB,
         available_bytes=4 * GIB,
         swap_bytes=2 * GIB,
@@ -66,7 +66,7 @@ def test_a_machine_without_any_of_the_files_has_nothing(tmp_path: Path) -> None:
     """As on macOS: everything unknown, no control groups, no pressure."""
     found = read_machine(tmp_path)
     assert found.processor == machine.Processor()
-    assert found.memory == machine.Memory()
+    assert found.memory == machine.MachineMemory()
     assert found.pressure is None
     assert found.load_1min is None
     assert found.environment is None
@@ -89,7 +89,7 @@ def test_an_odd_cpuinfo_is_not_known(tmp_path: Path, text: str) -> None:
 
 def test_sizes_without_their_unit_are_not_known(tmp_path: Path) -> None:
     plant(tmp_path, {"proc/meminfo": "MemTotal: 12\nMemAvailable: x kB\nSwapTotal: -1 kB\nHugepagesize:\n"})
-    assert machine.read_memory(tmp_path) == machine.Memory()
+    assert machine.read_memory(tmp_path) == machine.MachineMemory()
 
 
 @pytest.mark.parametrize(

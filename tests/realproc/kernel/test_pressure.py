@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.errors import InputError
-from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec, Pace, due, occupied
-from realproc.kernel.touched_pages import HUGE_BYTES, MIB, Blocks
+from realproc.kernel.pressure import SECOND_NS, AllocationPace, Allocator, AllocatorSpec, due, occupied
+from realproc.kernel.touched_pages import HUGE_BYTES, MIB, TouchedBlocks
 from tests.realproc.waiting import until_gone
 
 LONG_NS = 60 * SECOND_NS
@@ -37,7 +37,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_blocks_are_resident_and_go_back(huge: bool) -> None:
     """9 MiB are 9 MiB, whether the kernel has huge pages left or not; and nothing once they are given back."""
     before = anonymous_bytes("self")
-    blocks = Blocks()
+    blocks = TouchedBlocks()
     while (missing := 9 * MIB - blocks.resident_bytes) > 0:
         assert blocks.grow(missing, huge=huge) in (MIB, HUGE_BYTES)
     assert blocks.resident_bytes == 9 * MIB
@@ -80,12 +80,12 @@ def test_nothing_is_held_before_the_first_step() -> None:
 )
 def test_the_rate_is_a_ceiling(rate: int, steps: list[tuple[int, int]]) -> None:
     """However late a child is, between any two blocks there is at least the time that the first of them takes."""
-    pace, at_ns = Pace(rate), 0
+    pace, at_ns = AllocationPace(rate), 0
     for late_ns, size in steps:
         at_ns = max(at_ns, pace.next_ns) + late_ns
         pace.took(size, at_ns)
         assert pace.next_ns - at_ns == size * SECOND_NS // rate
-    flat_out = Pace(None)
+    flat_out = AllocationPace(None)
     flat_out.took(MIB, 5)
     assert flat_out.next_ns <= 5
 

@@ -21,8 +21,8 @@ from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec
 from realproc.kernel.record import (
     HEADER,
     Own,
+    RecordedSample,
     Recorder,
-    Sample,
     command,
     group_at,
     limit_of,
@@ -47,10 +47,10 @@ def test_the_budget_is_what_one_has_and_what_is_free(
 ) -> None:
     """Clean file pages count as free, and neither the machine nor the group is asked for more than it has."""
     droppable = min(droppable, usage)
-    sample = Sample(available, 0, None, Own(own, 0, 0), reading(usage, droppable), limit)
+    sample = RecordedSample(available, 0, None, Own(own, 0, 0), reading(usage, droppable), limit)
     assert sample.budget_bytes == max(1, own + min(available, limit - usage + droppable))
-    assert Sample(available, 0, None, None, None, None).budget_bytes == max(1, available)
-    without_limit = Sample(available, 0, None, None, reading(usage, droppable), None)
+    assert RecordedSample(available, 0, None, None, None, None).budget_bytes == max(1, available)
+    without_limit = RecordedSample(available, 0, None, None, reading(usage, droppable), None)
     assert without_limit.budget_bytes == max(1, available)
 
 

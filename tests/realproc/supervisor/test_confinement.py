@@ -14,13 +14,13 @@ import pytest
 
 from molt.core.engine_protocol import EngineDied, LoadError, SwitchError
 from molt.errors import InputError
-from molt.live.remote import ChildSpec, Patience, RemoteEngine
+from molt.live.remote import ChildSpec, RemoteEngine, Timeouts
 from realproc.kernel import limited_group
 from realproc.kernel.control_groups import ControlGroups
 from realproc.kernel.guard import BreachError, Ceilings, Guard
 from realproc.kernel.limited_group import MemoryGroup
 from realproc.kernel.touched_pages import MIB
-from realproc.supervisor.confinement import OOM_SCORE, LimitedPlace, OpenPlace, place
+from realproc.supervisor.confinement import OOM_SCORE, DeclaredConfinement, GroupConfinement, confine
 from realproc.supervisor.growth import LOOK_NS
 from realproc.supervisor.headroom import Share, anonymous_bytes
 from realproc.supervisor.real_run import coming_up
@@ -52,9 +52,9 @@ class Watched:
         raise BreachError("made up")
 
 
-def limited(groups: ControlGroups, nice: int | None = None) -> tuple[LimitedPlace, Watched]:
+def limited(groups: ControlGroups, nice: int | None = None) -> tuple[GroupConfinement, Watched]:
     guard = Watched(limited_group.make(groups, "run", 64 * MIB))
-    return LimitedPlace(cast(Guard, guard), nice), guard
+    return GroupConfinement(cast(Guard, guard), nice), guard
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_breach_is_the_guards_to_tell(fake: Fake) -> None:
 
 
 def test_without_a_group_the_budget_is_what_allocators_leave() -> None:
-    with place(limited=False, warm_bytes=2**60) as home:  # nothing is refused where nothing is limited
-        assert isinstance(home, OpenPlace)
+    with confine(limited=False, warm_bytes=2**60) as home:  # nothing is refused where nothing is limited
+        assert isinstance(home, DeclaredConfinement)
         share = home.settle(50 * MIB, 4 * MIB, os.getpid())
         assert share.budget_bytes(0) == 50 * MIB
         assert home.resize(share, 80 * MIB).budget_bytes(0) == 80 * MIB
@@ -142,7 +142,7 @@ def test_without_a_group_the_budget_is_what_allocators_leave() -> None:
 def test_what_is_refused_names_the_way_without(fake: Fake) -> None:
     with (
         pytest.raises(InputError, match=r"would not leave .* free.*--no-cgroup"),
-        place(limited=True, warm_bytes=0, ceilings=Ceilings(2**60, 2**60), groups=fake("v1")),
+        confine(limited=True, warm_bytes=0, ceilings=Ceilings(2**60, 2**60), groups=fake("v1")),
     ):
         pytest.fail("it began")
 
@@ -162,10 +162,10 @@ def test_a_limit_below_what_an_interpreter_needs(fake: Fake, kills: int, hint: s
 
 def test_an_engine_that_does_not_answer_while_it_comes_up() -> None:
     """It is given up in a line, and is no more."""
-    engine = RemoteEngine(Mute("pico"), Patience(start_s=0.2))
+    engine = RemoteEngine(Mute("pico"), Timeouts(start_s=0.2))
     with (
         pytest.raises(InputError, match="does not come up: it did not answer start in time"),
-        coming_up(OpenPlace()),
+        coming_up(DeclaredConfinement()),
     ):
         engine.start()
     assert engine.pid is not None
@@ -177,6 +177,6 @@ def test_an_engine_that_does_not_answer_while_it_comes_up() -> None:
 def test_what_cannot_be_used_is_told_in_a_line_before_anything_begins(refusal: Exception) -> None:
     with (
         pytest.raises(InputError, match=f"the engine cannot be warmed up: {refusal}"),
-        coming_up(OpenPlace()),
+        coming_up(DeclaredConfinement()),
     ):
         raise refusal

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from molt.core.engine_protocol import Way
+from molt.core.engine_protocol import Destination
 from molt.engine.modelled import ModelledEngine
 from molt.live.messages import Reply
 from molt.live.remote import ChildSpec, RemoteEngine
@@ -26,7 +26,7 @@ def test_warming_up_uses_every_rung_and_leaves_nothing() -> None:
             most = max(most, sum(self.weight_bytes(one.name) for one in LADDER.rungs))
             return is_done
 
-        def switch(self, tenant: str, way: Way, within_ns: int | None = None) -> None:
+        def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> None:
             used.append(f"to {way.dest}")
             super().switch(tenant, way, within_ns)
 

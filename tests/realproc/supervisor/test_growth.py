@@ -10,15 +10,23 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realproc.kernel.signals import MS_NS, Messages, Meter, Observation, Polling
-from realproc.supervisor.growth import LOOK_NS, RATE_MAX_NS, RATE_MIN_NS, RATE_NS, SECOND_NS, Vigil, growth
+from realproc.kernel.signals import MS_NS, Messages, Meter, Polling, UsageReading
+from realproc.supervisor.growth import (
+    LOOK_NS,
+    RATE_MAX_NS,
+    RATE_MIN_NS,
+    RATE_NS,
+    SECOND_NS,
+    SignalWatch,
+    growth,
+)
 
 MIB = 2**20
 LIMIT = 600 * MIB
 
 
-def seen(at_ms: int, usage_bytes: int) -> Observation:
-    return Observation(at_ms * MS_NS, usage_bytes, LIMIT)
+def seen(at_ms: int, usage_bytes: int) -> UsageReading:
+    return UsageReading(at_ms * MS_NS, usage_bytes, LIMIT)
 
 
 @given(st.integers(0, LIMIT), st.integers(0, LIMIT), st.integers(-10, 10**4))
@@ -61,7 +69,7 @@ def meter(folder: Path, usage_bytes: int) -> Meter:
 
 def test_without_a_signal_it_sleeps_until_the_time_it_was_given(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    vigil = Vigil(Messages(meter(tmp_path, MIB), reading, late=False), meter(tmp_path, MIB).read)
+    vigil = SignalWatch(Messages(meter(tmp_path, MIB), reading, late=False), meter(tmp_path, MIB).read)
     until_ns = time.monotonic_ns() + 20 * MS_NS
     assert vigil.look(until_ns).at_ns >= until_ns - MS_NS
     assert not vigil.awake(time.monotonic_ns())
@@ -73,7 +81,9 @@ def test_an_event_wakes_and_is_looked_into(tmp_path: Path) -> None:
     """The signal comes while there is room; usage grows while nobody signals any more, and the looks see it."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    vigil = Vigil(Messages(meter(tmp_path, 100 * MIB), reading, late=False), meter(tmp_path, 100 * MIB).read)
+    vigil = SignalWatch(
+        Messages(meter(tmp_path, 100 * MIB), reading, late=False), meter(tmp_path, 100 * MIB).read
+    )
     os.write(writing, b"!")
     assert vigil.look(time.monotonic_ns() + 60 * SECOND_NS).usage_bytes == 100 * MIB
     assert not select.select([reading], [], [], 0)[0], "the event was acknowledged"
@@ -88,7 +98,7 @@ def test_an_event_wakes_and_is_looked_into(tmp_path: Path) -> None:
 
 
 def test_a_signal_without_a_descriptor_is_always_awake(tmp_path: Path) -> None:
-    vigil = Vigil(Polling(meter(tmp_path, MIB), LOOK_NS), meter(tmp_path, MIB).read)
+    vigil = SignalWatch(Polling(meter(tmp_path, MIB), LOOK_NS), meter(tmp_path, MIB).read)
     begun_ns = time.monotonic_ns()
     assert vigil.look(begun_ns + 60 * SECOND_NS).at_ns - begun_ns < 30 * SECOND_NS
     assert vigil.awake(0)

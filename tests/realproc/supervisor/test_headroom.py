@@ -18,10 +18,10 @@ from realproc.supervisor.headroom import (
     LASTING_NS,
     QUANTUM_BYTES,
     Excess,
-    Ledger,
+    HeadroomReporter,
     Share,
     Standing,
-    Teller,
+    StandingReader,
     anonymous_bytes,
 )
 from tests.realproc.conftest import FILES_V1, FILES_V2
@@ -36,7 +36,7 @@ def told(
     others: Callable[[int], int], duration_ms: int, *, awake: bool = True, own: int = OWN
 ) -> list[tuple[int, int]]:
     """Milliseconds and budgets told, to a process that was told everything, by a look every 10 ms."""
-    teller = Teller(SHARE, SHARE.budget_bytes(0))
+    teller = HeadroomReporter(SHARE, SHARE.budget_bytes(0))
     heard = []
     for at_ms in range(0, duration_ms, LOOK_NS // MS_NS):
         standing = Standing(at_ms * MS_NS, others(at_ms) + own, own)
@@ -88,7 +88,7 @@ def test_a_jump_near_the_line_is_taken_for_the_beginning_of_more() -> None:
 def test_slow_growth_is_growth_beside_a_large_margin() -> None:
     """150 MiB/s are 45 MiB in the time that is looked back upon; a reaction of a second is told that long before."""
     share = Share(limit_bytes=6400 * MIB, base_bytes=200 * MIB, margin_bytes=62 * MIB)
-    teller, own, now_ns = Teller(share, share.budget_bytes(0)), 5900 * MIB, 0
+    teller, own, now_ns = HeadroomReporter(share, share.budget_bytes(0)), 5900 * MIB, 0
     while own + (others := now_ns * 150 * MIB // SECOND_NS) < share.line_bytes:
         standing = Standing(now_ns, own + others, own)
         news = teller.hear(standing, awake=True, reaction_ns=SECOND_NS, kept_bytes=30 * MIB)
@@ -100,7 +100,7 @@ def test_slow_growth_is_growth_beside_a_large_margin() -> None:
 
 def test_ahead_of_time_nothing_is_told_that_caches_would_not_survive() -> None:
     """Growth of 1 GiB/s leaves nothing; the caches take 30 MiB, and there are 50 left still."""
-    teller = Teller(SHARE, SHARE.budget_bytes(0))
+    teller = HeadroomReporter(SHARE, SHARE.budget_bytes(0))
     own = 64 * MIB
     for at_ms, others, told_bytes in ((0, 0, None), (10, 10, 31), (20, 20, None), (30, 50, 26)):
         standing = Standing(at_ms * MS_NS, others * MIB + own, own)
@@ -116,7 +116,7 @@ def test_noise_is_not_told(noise: int, period: int) -> None:
 def test_a_late_signal_leaves_the_process_in_the_dark() -> None:
     """But not for ever: what has been told of a rise needs no signal."""
     assert told(lambda ms: 40 * MIB if ms < 500 else 0, 1000, awake=False) == []
-    teller = Teller(SHARE, 0)
+    teller = HeadroomReporter(SHARE, 0)
     told_rise = [
         teller.hear(Standing(ms * MS_NS, OWN, OWN), awake=False, reaction_ns=REACTION_NS) is not None
         for ms in (0, 10, 20)
@@ -148,7 +148,7 @@ def test_what_can_be_dropped_is_not_held(tmp_path: Path) -> None:
     """Both kinds of group: 14,000 bytes in use, 7,500 of them clean pages of files."""
     for kind, files in ((GroupV1, FILES_V1), (GroupV2, FILES_V2)):
         group = kind(plant(tmp_path / kind.__name__, files))
-        standing = Ledger(group).read(5, None)
+        standing = StandingReader(group).read(5, None)
         assert standing == Standing(5, 14_000 - 7_500, 0)
 
 
@@ -156,7 +156,7 @@ def test_what_lies_outside_of_the_group_is_not_counted(tmp_path: Path) -> None:
     """This process has more than its made-up group holds; at rest nobody else has anything, and what comes on top is
     its own, until it is gone."""
     group = GroupV1(plant(tmp_path, FILES_V1))
-    ledger = Ledger(group)
+    ledger = StandingReader(group)
     assert ledger.rest(os.getpid()) == 6_500
     assert ledger.read(0, os.getpid()).others_bytes < MIB
     block = bytearray(64 * MIB)

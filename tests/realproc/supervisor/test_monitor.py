@@ -16,12 +16,12 @@ import pytest
 from molt.live.live_world import LiveWorld
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Holding
-from realproc.kernel.signals import MS_NS, Observation
+from realproc.kernel.signals import MS_NS, UsageReading
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.headroom import Share, Standing
-from realproc.supervisor.monitor import Attendant, Due, SharedLog, Stage
+from realproc.supervisor.monitor import Monitor, RunProcesses, SharedLog, TimedAction
 from realproc.supervisor.real_run import log_file
-from realproc.supervisor.step_times import Pulse
+from realproc.supervisor.step_times import StepTimes
 
 SHARE = Share(limit_bytes=100 * MIB, base_bytes=20 * MIB, margin_bytes=4 * MIB)
 GENEROUS_S = 60.0
@@ -105,9 +105,9 @@ class Sight:
     def close(self) -> None:
         self.is_closed = True
 
-    def look(self, until_ns: int) -> Observation:
+    def look(self, until_ns: int) -> UsageReading:
         time.sleep(0.001)
-        return Observation(time.monotonic_ns(), 0, 0)
+        return UsageReading(time.monotonic_ns(), 0, 0)
 
     def awake(self, at_ns: int) -> bool:
         return self._awake
@@ -126,14 +126,16 @@ class Beat:
 class Scene:
     """An attendant with everything around it made up; it is there as long as the ``with`` block."""
 
-    def __init__(self, sink: TextIO | None = None, due: Iterable[Due] = (), *, awake: bool = True) -> None:
+    def __init__(
+        self, sink: TextIO | None = None, due: Iterable[TimedAction] = (), *, awake: bool = True
+    ) -> None:
         self.place, self.world, self.engine, self.allocator = (
             Place(awake),
             World(),
             Processes(),
             Processes(2**22 + 1),
         )
-        self.stage = Stage(
+        self.stage = RunProcesses(
             cast(Any, self.engine),
             cast(Any, self.allocator),
             cast(Any, self.place),
@@ -141,12 +143,12 @@ class Scene:
             budget_bytes=SHARE.budget_bytes(0),
             told_bytes=SHARE.budget_bytes(0),
         )
-        self.attendant = Attendant(
+        self.attendant = Monitor(
             self.stage,
             cast(LiveWorld, self.world),
             SharedLog(io.StringIO() if sink is None else sink, {}),
             "made up",
-            cast(Pulse, Beat()),
+            cast(StepTimes, Beat()),
             lambda: 0,
             due,
         )
@@ -226,9 +228,9 @@ def test_what_others_take_is_written_when_it_changes() -> None:
 def test_what_is_due_happens_in_its_order_and_the_last_ends_the_run() -> None:
     sink, happened = io.StringIO(), list[str]()
     due = [
-        Due(3 * MS_NS, lambda: scene.attendant.end("horizon")),
-        Due(2 * MS_NS, lambda: happened.append("second")),
-        Due(1 * MS_NS, lambda: happened.append("first")),
+        TimedAction(3 * MS_NS, lambda: scene.attendant.end("horizon")),
+        TimedAction(2 * MS_NS, lambda: happened.append("second")),
+        TimedAction(1 * MS_NS, lambda: happened.append("first")),
     ]
     scene = Scene(sink, due)
     with scene:
@@ -241,7 +243,7 @@ def test_what_is_due_happens_in_its_order_and_the_last_ends_the_run() -> None:
 def test_a_victim_is_told_by_what_it_was() -> None:
     """Neither of the two is there; the kernel has counted one kill, so both have gone by it."""
     sink = io.StringIO()
-    scene = Scene(sink, [Due(MS_NS, lambda: scene.attendant.end("horizon"))])
+    scene = Scene(sink, [TimedAction(MS_NS, lambda: scene.attendant.end("horizon"))])
     scene.place.kills = 1
     scene.engine.pid = 2**22 + 2
     with scene:

@@ -13,7 +13,7 @@ TOKEN = e.TokensProduced(at_ns=0, tenant="chat", rung="tier0", count=1)
 def test_the_longest_of_the_last_steps(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     now_ns = 0
     monkeypatch.setattr(p.time, "monotonic_ns", lambda: now_ns)
-    pulse = p.Pulse(100 * MS)
+    pulse = p.StepTimes(100 * MS)
     assert pulse.boundary_ns() == 100 * MS, "before anything is known, the worst"
     for took_ms in (30, *[5] * (p.REMEMBERED - 1)):
         now_ns += took_ms * MS
@@ -29,7 +29,7 @@ def test_the_longest_of_the_last_steps(monkeypatch) -> None:  # type: ignore[no-
 
 def test_it_knows_when_the_world_began(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(p.time, "monotonic_ns", lambda: 900 * MS)
-    pulse = p.Pulse(100 * MS)
+    pulse = p.StepTimes(100 * MS)
     assert pulse.begin_ns(within_s=0.0) is None
     for at_ms in (40, 60):
         pulse.hear(MemorySample(at_ms * MS, 1, 9, {"kv": {"chat": 3, "digest": 4}}, False, {}))
@@ -40,7 +40,7 @@ def test_it_knows_when_the_world_began(monkeypatch) -> None:  # type: ignore[no-
 def test_what_is_no_step_takes_no_time(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     now_ns = 0
     monkeypatch.setattr(p.time, "monotonic_ns", lambda: now_ns)
-    pulse = p.Pulse(100 * MS)
+    pulse = p.StepTimes(100 * MS)
     for _ in range(p.REMEMBERED):
         now_ns += 50 * MS
         pulse.hear(e.BudgetChanged(at_ns=0, budget_bytes=1))
@@ -53,7 +53,7 @@ def test_how_slow_a_machine_is_is_told_by_tokens_alone(monkeypatch) -> None:  # 
     """A load, a switch and a token that heals take longer than a token on any machine."""
     now_ns, expected_ns = 0, {"tier0": 4 * MS, "tier1": 2 * MS}
     monkeypatch.setattr(p.time, "monotonic_ns", lambda: now_ns)
-    pulse = p.Pulse(100 * MS)
+    pulse = p.StepTimes(100 * MS)
     assert pulse.slower(expected_ns) == 1.0, "before anything is known, as it should be"
     told = []
     for took_ms, heard in (

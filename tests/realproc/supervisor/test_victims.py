@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from realproc.supervisor.victims import ALLOCATOR, ENGINE, Toll, major_faults
+from realproc.supervisor.victims import ALLOCATOR, ENGINE, Victims, major_faults
 from tests.realproc.trees import plant
 
 
@@ -18,7 +18,7 @@ def process(root: Path, pid: int, state: str = "S", faults: int = 0) -> None:
 def test_a_victim_is_told_once(tmp_path: Path) -> None:
     process(tmp_path, 7)
     process(tmp_path, 8)
-    toll = Toll(tmp_path)
+    toll = Victims(tmp_path)
     assert toll.follow(7, ENGINE)
     assert toll.follow(8, ALLOCATOR)
     assert not toll.follow(7, ENGINE)
@@ -31,7 +31,7 @@ def test_a_victim_is_told_once(tmp_path: Path) -> None:
 
 def test_a_victim_goes_later_than_it_is_counted(tmp_path: Path) -> None:
     process(tmp_path, 7)
-    toll = Toll(tmp_path)
+    toll = Victims(tmp_path)
     toll.follow(7, ENGINE)
     assert toll.look(1) == []
     process(tmp_path, 7, state="Z")
@@ -39,14 +39,14 @@ def test_a_victim_goes_later_than_it_is_counted(tmp_path: Path) -> None:
 
 
 def test_who_ended_by_itself_is_no_victim(tmp_path: Path) -> None:
-    toll = Toll(tmp_path)
+    toll = Victims(tmp_path)
     toll.follow(7, ENGINE)
     assert toll.look(0) == []
     assert toll.look(1) == [], "it had gone before"
 
 
 def test_faults_outlive_their_process(tmp_path: Path) -> None:
-    toll = Toll(tmp_path)
+    toll = Victims(tmp_path)
     for pid, what, faults in ((7, ENGINE, 30), (8, ALLOCATOR, 500)):
         process(tmp_path, pid, faults=faults)
         toll.follow(pid, what)
