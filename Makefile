@@ -6,7 +6,7 @@ SCENARIO ?= scenarios/three_tenants.yaml
 
 export OMP_WAIT_POLICY := passive
 
-.PHONY: install sim test check night report publish clean
+.PHONY: install sim test check tidy night report publish clean
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,10 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+tidy: install
+	$(BIN)/python -m tests.tidy
 
 night: install
 	MOLT_HYPOTHESIS=night $(BIN)/python -m pytest --timeout 3600
