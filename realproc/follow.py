@@ -72,15 +72,15 @@ class Stalls:
         self._clock_ns = clock_ns
         self._available = Available(root)
         self._waited_ns = self._waited()
-        self._most_bytes, self._until_ns = 0, 0
+        self._budget_bytes, self._until_ns = 0, 0
 
     def budget_bytes(self, usage_bytes: int) -> int:
         now_ns, before_ns = self._clock_ns(), self._waited_ns
         self._waited_ns = self._waited()
         if self._waited_ns - before_ns >= STALL_NS:
-            self._most_bytes, self._until_ns = usage_bytes * 9 // 10, now_ns + CALM_NS
+            self._budget_bytes, self._until_ns = usage_bytes * 9 // 10, now_ns + CALM_NS
         available = self._available.budget_bytes(usage_bytes)
-        return min(available, self._most_bytes) if now_ns < self._until_ns else available
+        return min(available, self._budget_bytes) if now_ns < self._until_ns else available
 
     def _waited(self) -> int:
         found = stalls(self._root)

@@ -26,7 +26,7 @@ from realproc.supervisor.real_run import (
     Setting,
     breach_in_a_line,
     contenders,
-    perform,
+    run_contender,
 )
 
 
@@ -96,7 +96,7 @@ def command(
         (folder / contender.name).mkdir()
         try:
             with breach_in_a_line():
-                violations += len(perform(run, contender, setting, folder / contender.name))
+                violations += len(run_contender(run, contender, setting, folder / contender.name))
         except InputError as refusal:
             if contender.name != MAPPED or wanted:
                 raise

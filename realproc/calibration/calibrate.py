@@ -31,7 +31,7 @@ from molt.jobs.profile import slowed
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import LadderSpec, resolve
 from realproc.calibration.loop_overhead import added_ns, with_overhead
-from realproc.supervisor.engine_process import SlowedEngine, made_up
+from realproc.supervisor.engine_process import SlowedEngine, made_up_request
 
 REPEATS = 5
 REPEATS_MIN = 2
@@ -214,7 +214,7 @@ def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sa
 @contextmanager
 def _generation(engine: Engine, rung: str, prompt_tokens: int) -> Iterator[str]:
     """A generation for the time of a ``with`` block; gives its tenant's name."""
-    request = made_up(prompt_tokens, ANSWER_TOKENS)
+    request = made_up_request(prompt_tokens, ANSWER_TOKENS)
     engine.admit("calibration", request, rung, prompt_tokens + ANSWER_TOKENS - 1)
     try:
         yield "calibration"

@@ -20,7 +20,7 @@ from molt.live.live_world import LiveWorld, WorldRecord
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import LadderSpec
 from molt.policies.hold import Hold
-from realproc.supervisor.engine_process import SlowedEngine, made_up
+from realproc.supervisor.engine_process import SlowedEngine, made_up_request
 
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 64
 PLENTY_BYTES = 2**62
@@ -44,7 +44,7 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
     with Path(os.devnull).open("w", encoding="utf-8", buffering=1) as sink:
         engine = SlowedEngine(ChildSpec(str(spec.path)), slowdown)
         world = LiveWorld(alone, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, listen=hear)
-        world.ask("measured", TenantKind.FOREGROUND, made_up(PROMPT_TOKENS, ANSWER_TOKENS))
+        world.ask("measured", TenantKind.FOREGROUND, made_up_request(PROMPT_TOKENS, ANSWER_TOKENS))
         world.run()
     added = [
         after - before - costs.decode.ns(1, PROMPT_TOKENS + number)

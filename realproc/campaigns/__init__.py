@@ -1,1 +1,1 @@
-"""Paired runs, hundreds of them: one process that holds its model, and one that changes it, pressed by turns."""
+"""Campaigns: hundreds of pairs, a process that holds its model and one that changes it under the same pressure."""

@@ -1,16 +1,16 @@
-"""A nursery: a process that has everything imported that an engine needs, and forks engines that are up in no time.
+"""The fork server: a process that has imported everything an engine needs, and forks engines that are up at once.
 
-A campaign kills an engine for every pair, and starting Python and torch anew each time would be most of its work. The
-nursery is outside of the control group. A child of it enters the group before anything else, so that whatever it
-allocates is counted there: its weights, caches and scratch, and every inherited page that it writes to.
+A campaign kills an engine in every pair, and starting Python and torch anew each time would be most of its work. The
+fork server is outside of the control group. A child enters the group before anything else, so that all that it
+allocates is charged there: weights, caches and scratch, and every inherited page that it writes to.
 
 Rules of this module:
 
-- It is for engines that are killed soon. One that lives on is charged for what it inherited and writes to late, page by
-  page, and its part of the group grows with no book having it.
-- Nothing is ever computed in the nursery, so that no thread of a tensor library is there to be lost in a fork.
+- It is for engines that are killed soon. An engine that lives on writes to inherited pages one by one; they are charged
+  to it, and its part of the group grows although no book has them.
+- The fork server never computes anything, so that it has no thread of a tensor library which a fork would lose.
 - It ends when its supervisor has gone; its children are tied to it as any engine is to its parent.
-- One JSON object a message over a socket: orders with the pipes of a child, births and deaths back.
+- Messages are JSON objects over a socket: orders with the pipes of a child; back come ``forked`` and ``ended``.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ START_S = 120.0
 
 
 class ForkedProcess:
-    """An engine process that the nursery forked; what ``subprocess.Popen`` is to a child of one's own."""
+    """An engine process that the fork server forked, with the interface of ``subprocess.Popen``."""
 
-    def __init__(self, nursery: ForkServer, pid: int, stdin: io.FileIO, stdout: io.FileIO) -> None:
-        self._nursery, self.pid, self.stdin, self.stdout = nursery, pid, stdin, stdout
+    def __init__(self, fork_server: ForkServer, pid: int, stdin: io.FileIO, stdout: io.FileIO) -> None:
+        self._fork_server, self.pid, self.stdin, self.stdout = fork_server, pid, stdin, stdout
 
     @property
     def returncode(self) -> int | None:
-        """As ``subprocess`` has it: negative for a signal; ``None`` while it lives."""
-        return self._nursery.status_of(self.pid)
+        """As in ``subprocess``: negative for a signal; ``None`` while it lives."""
+        return self._fork_server.status_of(self.pid)
 
     def poll(self) -> int | None:
-        """Look whether it has ended."""
+        """Its status if it has ended."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; ``subprocess.TimeoutExpired``."""
+        """Wait for its end; raises ``subprocess.TimeoutExpired``."""
         until_s = None if timeout is None else time.monotonic() + timeout
         while (status := self.returncode) is None:
             if until_s is not None and time.monotonic() > until_s:
@@ -83,10 +83,10 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A nursery, seen from the supervisor. Close it at the end."""
+    """The fork server, seen from the supervisor. Close it at the end."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it; ``InputError`` if it does not come up."""
+        """Start it; ``InputError`` if it does not start."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._statuses: dict[int, int] = {}
@@ -105,10 +105,10 @@ class ForkServer:
             is_up = False
         if not is_up:
             self.close()
-            raise InputError("the process that engines are forked from did not come up")
+            raise InputError("the fork server did not start")
 
-    def bring_up(self, arguments: list[str]) -> ForkedProcess:
-        """Fork an engine with the arguments of its command line. ``EngineDied`` if there is no nursery any more."""
+    def fork(self, arguments: list[str]) -> ForkedProcess:
+        """Fork an engine with the arguments of its command line. ``EngineDied`` if the fork server has gone."""
         child_in, ours_in = os.pipe()
         ours_out, child_out = os.pipe()
         try:
@@ -116,53 +116,53 @@ class ForkServer:
                 socket.send_fds(
                     self._socket, [json.dumps({"arguments": arguments}).encode()], [child_in, child_out]
                 )
-                while "born" not in (said := self._hear(START_S)):
-                    if not said:
-                        raise EngineDied("it was not born", 1)
+                while "forked" not in (message := self._receive(START_S)):
+                    if not message:
+                        raise EngineDied("it was not forked", 1)
         except OSError as error:
-            raise EngineDied(f"the nursery has gone: {error}", 1) from None
+            raise EngineDied(f"the fork server has gone: {error}", 1) from None
         finally:
             os.close(child_in)
             os.close(child_out)
-        return ForkedProcess(self, said["born"], io.FileIO(ours_in, "wb"), io.FileIO(ours_out, "rb"))
+        return ForkedProcess(self, message["forked"], io.FileIO(ours_in, "wb"), io.FileIO(ours_out, "rb"))
 
     def status_of(self, pid: int) -> int | None:
-        """How a child has ended, if it has."""
+        """The status of a child that has ended; ``None`` while it lives."""
         with self._lock, suppress(OSError, ValueError):  # closed
-            while self._hear(0.0):
+            while self._receive(0.0):
                 pass
         if pid not in self._statuses and self._process.poll() is not None:
-            return -signal.SIGKILL  # all of them go with it
+            return -signal.SIGKILL  # all children go with the fork server
         return self._statuses.get(pid)
 
     def close(self) -> None:
-        """End it, and with it whatever it has forked."""
+        """End it, and with it every process that it has forked."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
 
-    def _hear(self, within_s: float) -> dict[str, Any]:
+    def _receive(self, within_s: float) -> dict[str, Any]:
         """The next message; an empty one if there is none in time."""
         if not select.select([self._socket], [], [], within_s)[0]:
             return {}
-        said: dict[str, Any] = json.loads(self._socket.recv(MESSAGE_BYTES) or b"{}")
-        if "dead" in said:
-            self._statuses[said["dead"]] = os.waitstatus_to_exitcode(said["status"])
-        return said
+        message: dict[str, Any] = json.loads(self._socket.recv(MESSAGE_BYTES) or b"{}")
+        if "ended" in message:
+            self._statuses[message["ended"]] = os.waitstatus_to_exitcode(message["status"])
+        return message
 
 
 class ForkedEngine(WarmEngine):
-    """An engine whose process comes from a nursery."""
+    """An engine whose process comes from the fork server."""
 
-    def __init__(self, spec: ChildSpec, ladder: Ladder, nursery: ForkServer) -> None:
+    def __init__(self, spec: ChildSpec, ladder: Ladder, fork_server: ForkServer) -> None:
         super().__init__(spec, ladder)
-        self._nursery = nursery
+        self._fork_server = fork_server
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        return self._nursery.bring_up(self._spec.arguments()[3:])  # type: ignore[return-value]  # no python -m
+        return self._fork_server.fork(self._spec.arguments()[3:])  # type: ignore[return-value]  # no python -m
 
 
-# --- in the nursery ---
+# --- in the fork server's process ---
 
 
 def main(supervisor_pid: int, descriptor: int) -> None:
@@ -182,21 +182,21 @@ def main(supervisor_pid: int, descriptor: int) -> None:
             pid = os.fork()
             if pid == 0:
                 line.close()
-                _be_engine(child.main, json.loads(message)["arguments"], *descriptors)
+                _run_engine(child.main, json.loads(message)["arguments"], *descriptors)
             for one in descriptors:
                 os.close(one)
-            line.send(json.dumps({"born": pid}).encode())
-        _tell_of_the_dead(line)
+            line.send(json.dumps({"forked": pid}).encode())
+        _report_ended(line)
 
 
-def _tell_of_the_dead(line: socket.socket) -> None:
+def _report_ended(line: socket.socket) -> None:
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            line.send(json.dumps({"dead": ended[0], "status": ended[1]}).encode())
+            line.send(json.dumps({"ended": ended[0], "status": ended[1]}).encode())
 
 
-def _be_engine(serve: Any, arguments: list[str], incoming: int, outgoing: int) -> NoReturn:
-    """What a forked child does instead of going on here."""
+def _run_engine(serve: Any, arguments: list[str], incoming: int, outgoing: int) -> NoReturn:
+    """The life of a forked child: it runs the engine and exits."""
     status = 1
     try:
         os.setpgid(0, 0)

@@ -1,13 +1,14 @@
-"""One arm of a campaign: a policy's process in a group of its own, pressed again and again.
+"""One subject of a campaign: a policy's process in a group of its own, put under pressure in trial after trial.
 
 Rules of this module:
 
-- The process lives on from trial to trial, as a service does, for as long as the kernel lets it. When it is killed the
-  world starts it again, cold, as in any run; the tenant whose answer was lost goes away, and the next trial begins.
-- In a trial somebody asks; after some tokens others take memory, down to what is left to the process, and hold it
+- The process lives on from trial to trial, as a service does, until the kernel kills it. Then the world starts it
+  again, cold, as in any run; the tenant whose answer was lost leaves, and the next trial begins.
+- In a trial a tenant asks. After some tokens others take memory, until a set amount is left to the process, and hold it
   until the answer is complete or the process is dead. Then they give it back.
-- The world has a thread that starts the engine and stays (the engine dies with it); trials are the main thread's.
-- A trial is judged by the kernel's counter and the process that is gone, not by what the world believes.
+- The world has a thread of its own, which starts the engine and stays, because the engine dies with that thread. Trials
+  run in the main thread.
+- A trial is judged by the kernel's counter and by the process that is gone, not by what the world believes.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from realproc.supervisor.monitor import Monitor, SharedLog
 from realproc.supervisor.real_run import (
     Contender,
     Setting,
-    child_of,
-    coming_up,
-    confinement_of,
-    header_of,
+    confinement_for,
+    engine_spec,
+    largest_budget,
+    log_header,
     longest_step_ns,
-    most_bytes,
-    reaction,
-    start_processes,
+    reaction_time,
+    set_up_processes,
+    start_errors,
 )
 from realproc.supervisor.step_times import StepTimes
 from realproc.supervisor.victims import major_faults
@@ -56,33 +57,33 @@ PAGES_A_TABLE = 512
 """For so many small pages, or for the huge one in their place, the kernel keeps another as their table."""
 LOOK_S = 0.002
 PATIENCE_S = 60.0
-"""How long anything of a trial may take before the trial is void; an answer may take what is foretold of it besides."""
+"""How long each wait of a trial may take before the trial is void; an answer may take its predicted time besides."""
 SLOWER_MAX = 4
-"""How many times as long as is foretold."""
+"""How many times its predicted time an answer may take."""
 AFTER_S = 0.15
-"""How long a process is watched after others have got what they wanted: a kill comes at once or not at all."""
+"""How long a process is watched after others have taken all they were to take: a kill comes at once or not at all."""
 
 
 class VoidError(Exception):
-    """A trial that says nothing, and why."""
+    """The reason why a trial says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PressureStep:
-    """What is done to the process: after ``tokens`` of its answer, others take memory until ``left_bytes`` are left of
-    the ``room_bytes`` that it had when it was asked."""
+    """The pressure of a trial: after ``tokens`` of the answer, others take memory in a manner until ``left_bytes`` are
+    left of the ``budget_bytes`` that the process had when it was asked."""
 
     manner: Manner
     tokens: int
-    room_bytes: int
+    budget_bytes: int
     left_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReliefParts:
-    """A release of weights in a trial: the wait for the signal (from when memory was short; ``None``: it never was),
-    for the boundary and for the release; what loading the smaller rung and carrying the cache there took then; and what
-    was in use when the process was told."""
+    """A release of weights in a trial: the waits for the signal (since memory was short; ``None``: it never was),
+    for the boundary and for the release; the times of loading the smaller rung and of the transplant; and what was
+    held when the budget was reported."""
 
     signal_ns: int | None
     boundary_ns: int
@@ -94,11 +95,11 @@ class ReliefParts:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What came of it.
+    """The outcome of a trial.
 
-    ``kills`` are those that the kernel counted meanwhile, ``victim`` the process id of the engine if it is gone.
-    ``rungs`` are those that the tokens came from, in order. ``fastest_bytes_per_s`` is how fast others really took
-    memory, ``over_line_bytes`` the most that was in use above ``line_bytes``, the limit less the margin.
+    ``kills`` is what the kernel counted meanwhile, ``victim`` the process id of the engine if it is gone. ``rungs`` are
+    those that the tokens came from, in order. ``fastest_bytes_per_s`` is how fast others really took memory,
+    ``over_line_bytes`` the most that was held above ``line_bytes``.
     """
 
     kills: int
@@ -115,24 +116,24 @@ class TrialResult:
 
 
 class TrialListener:
-    """Listens to a world for somebody who waits in another thread."""
+    """Follows the records of a world, for a thread that waits for one of them."""
 
-    def __init__(self, pulse: StepTimes) -> None:
-        self._pulse, self._news = pulse, threading.Condition()
+    def __init__(self, step_times: StepTimes) -> None:
+        self._step_times, self._news = step_times, threading.Condition()
         self.budget_bytes = 0
         self.is_up = True
         self.tokens: list[str] = []
         self.is_finished = False
 
-    def hear(self, heard: WorldRecord) -> None:
-        """The world's thread says that something has happened."""
-        self._pulse.hear(heard)
+    def on_record(self, record: WorldRecord) -> None:
+        """Take one record, in the world's thread."""
+        self._step_times.on_record(record)
         with self._news:
-            match heard:
+            match record:
                 case e.BudgetChanged():
-                    self.budget_bytes = heard.budget_bytes
+                    self.budget_bytes = record.budget_bytes
                 case e.TokensProduced():
-                    self.tokens += [heard.rung] * heard.count
+                    self.tokens += [record.rung] * record.count
                 case e.TenantFinished():
                     self.is_finished = True
                 case e.ProcessKilled():
@@ -144,21 +145,21 @@ class TrialListener:
             self._news.notify_all()
 
     def begin(self) -> None:
-        """Forget the last answer."""
+        """Forget the last answer, not the budget."""
         with self._news:
             self.tokens, self.is_finished = [], False
 
     def wait(
         self, fulfilled: Callable[[TrialListener], bool], what: str, within_s: float | None = None
     ) -> None:
-        """Wait until something is so; ``VoidError`` if that takes too long, ``PATIENCE_S`` by default."""
+        """Wait for a condition; ``VoidError`` if that takes longer than ``within_s`` (``PATIENCE_S`` by default)."""
         with self._news:
             if not self._news.wait_for(lambda: fulfilled(self), PATIENCE_S if within_s is None else within_s):
                 raise VoidError(f"waited in vain for {what}")
 
 
 class TrialSubject:
-    """A policy under trial. Enter it in the main thread, try it, leave it."""
+    """A policy under trial: a context manager, entered in the main thread."""
 
     def __init__(
         self,
@@ -168,12 +169,13 @@ class TrialSubject:
         engine_of: Callable[[ChildSpec], WarmEngine],
         raw: Path,
     ) -> None:
-        """Everybody asks as the first tenant of the scenario does. ``raw`` is where the records of all trials go."""
+        """Every trial makes the request of the scenario's first tenant. The records of all trials go to the file
+        ``raw``."""
         self._engine_of = engine_of
         self._run, self._contender, self._setting, self._raw = run, contender, setting, raw
         self._tenant = run.scenario.tenants[0]
-        self._pulse = StepTimes(longest_step_ns(run))
-        self._witness = TrialListener(self._pulse)
+        self._step_times = StepTimes(longest_step_ns(run))
+        self._listener = TrialListener(self._step_times)
         self._answer_s = PATIENCE_S + SLOWER_MAX * answer_ns(run) / SECOND_NS
         self._stack = ExitStack()
         self._records = io.StringIO()
@@ -193,91 +195,92 @@ class TrialSubject:
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def try_once(self, pressing: PressureStep) -> TrialResult:
-        """One trial; ``VoidError`` if it says nothing, ``BreachError`` if there can be no more."""
+    def try_once(self, step: PressureStep) -> TrialResult:
+        """One trial; ``VoidError`` if it says nothing, ``BreachError`` if no more trials are possible."""
         tenant = f"{self._tenant.name}-{self._trials}"
         self._trials += 1
-        begin_s, stage, witness = time.monotonic(), self._stage, self._witness
+        begin_s, processes, listener = time.monotonic(), self._processes, self._listener
         try:
-            self._come_to_rest()
-            self._give_room(pressing.room_bytes)
-            self._forget()
-            kills, pid = self._kills(), stage.engine.pid
-            self._world_of().ask(tenant, self._tenant.kind, self._tenant.request)
-            witness.wait(lambda w: len(w.tokens) >= pressing.tokens, "the first tokens", self._answer_s)
-            self._attendant.heard.clear()
-            self._take(self._all_but(pressing.left_bytes), pressing.manner)
-            self._see_it_end()
-            reports = list(self._attendant.heard)
+            self._wait_for_rest()
+            self._set_budget(step.budget_bytes)
+            self._reset_counts()
+            kills, pid = self._kills(), processes.engine.pid
+            self._the_world().ask(tenant, self._tenant.kind, self._tenant.request)
+            listener.wait(lambda one: len(one.tokens) >= step.tokens, "the first tokens", self._answer_s)
+            self._monitor.reports.clear()
+            self._press(self._taken_to_leave(step.left_bytes), step.manner)
+            self._wait_for_outcome()
+            reports = list(self._monitor.reports)
             killed = self._kills() - kills
             trial = TrialResult(
                 kills=killed,
                 victim=pid if killed and pid is not None and major_faults(pid) is None else None,
-                tokens=len(witness.tokens),
-                rungs=tuple(name for name, _ in itertools.groupby(witness.tokens)),
-                limit_bytes=stage.share.limit_bytes,
-                line_bytes=stage.share.line_bytes,
-                peak_bytes=stage.place.counted().get("peak_bytes"),
-                over_line_bytes=self._attendant.held_max_bytes - stage.share.line_bytes,
+                tokens=len(listener.tokens),
+                rungs=tuple(name for name, _ in itertools.groupby(listener.tokens)),
+                limit_bytes=processes.share.limit_bytes,
+                line_bytes=processes.share.line_bytes,
+                peak_bytes=processes.confinement.counters().get("peak_bytes"),
+                over_line_bytes=self._monitor.held_max_bytes - processes.share.line_bytes,
                 fastest_bytes_per_s=fastest(reports),
                 reliefs=(),
                 lasted_s=round(time.monotonic() - begin_s, 3),
             )
             return replace(trial, reliefs=self._reliefs())
         finally:
-            stage.allocator.hold(0)
-            self._world_of().leave(tenant)
-            self._attendant.resize(self._full_bytes)
+            processes.allocator.hold(0)
+            self._the_world().leave(tenant)
+            self._monitor.resize(self._budget_bytes)
 
     # -- a trial
 
-    def _come_to_rest(self) -> None:
-        """The engine is there, and so are others, who take nothing."""
-        if not self._stage.allocator.alive:  # the kernel may have taken it beside the engine
-            self._stage.place.check()  # or the whole run has been stopped
-            spec = AllocatorSpec(group=self._home.folder)
-            self._stage.allocator = self._stack.enter_context(Allocator(spec))
-        self._witness.wait(lambda w: w.is_up, "an engine")
-        self._until(lambda: self._attendant.taken_bytes == 0, "others to give back what they took")
+    def _wait_for_rest(self) -> None:
+        """Wait until the engine is up and the allocator, started again if it was killed, holds nothing."""
+        if not self._processes.allocator.alive:  # the kernel may have taken it beside the engine
+            self._processes.confinement.check()  # or the whole run has been stopped
+            spec = AllocatorSpec(group=self._confinement.folder)
+            self._processes.allocator = self._stack.enter_context(Allocator(spec))
+        self._listener.wait(lambda one: one.is_up, "an engine")
+        self._until(lambda: self._monitor.taken_bytes == 0, "others to give back what they took")
 
-    def _forget(self) -> None:
+    def _reset_counts(self) -> None:
         """Counters and records begin anew with the trial."""
-        self._witness.begin()
-        self._attendant.forget_held()
-        self._stage.place.forget_peak()
+        self._listener.begin()
+        self._monitor.reset_held_max()
+        self._processes.confinement.reset_peak()
         self._log.take(self._records)
 
-    def _give_room(self, room_bytes: int) -> None:
-        """The limit leaves the process so much, and it has been told.
+    def _set_budget(self, budget_bytes: int) -> None:
+        """Set the limit that leaves this budget, and wait until the world has received it.
 
-        It may be told less, within the margin: at rest it may hold what was not there when its base was measured.
+        The world may receive a smaller one, within the margin: at rest the engine may hold more than when its base was
+        measured.
         """
-        self._attendant.resize(room_bytes)
-        inexact_bytes = self._stage.share.margin_bytes
+        self._monitor.resize(budget_bytes)
+        margin_bytes = self._processes.share.margin_bytes
         try:
-            self._witness.wait(
-                lambda w: abs(w.budget_bytes - room_bytes) <= inexact_bytes,
-                f"room of {show_size(room_bytes)}",
+            self._listener.wait(
+                lambda one: abs(one.budget_bytes - budget_bytes) <= margin_bytes,
+                f"room of {show_size(budget_bytes)}",
             )
         except VoidError as reason:
-            raise VoidError(f"{reason}: it is told {show_size(self._witness.budget_bytes)}") from None
+            raise VoidError(f"{reason}: it is told {show_size(self._listener.budget_bytes)}") from None
 
-    def _all_but(self, left_bytes: int) -> int:
-        """What others have to take so that so much is left beside them and the kernel's tables of their pages."""
-        others_bytes = self._stage.budget_bytes - left_bytes
-        return others_bytes * PAGES_A_TABLE // (PAGES_A_TABLE + 1) // MIB * MIB
+    def _taken_to_leave(self, left_bytes: int) -> int:
+        """What others have to take to leave so much beside their memory and the kernel's tables of its pages."""
+        taken_bytes = self._processes.budget_bytes - left_bytes  # with the tables
+        return taken_bytes * PAGES_A_TABLE // (PAGES_A_TABLE + 1) // MIB * MIB
 
-    def _take(self, taken_bytes: int, manner: Manner) -> None:
-        """Have others take memory until they have so much, or the process is dead."""
-        self._stage.allocator.hold(taken_bytes, manner)
+    def _press(self, taken_bytes: int, manner: Manner) -> None:
+        """Have others take memory, and wait until they hold it or the process is dead."""
+        self._processes.allocator.hold(taken_bytes, manner)
         self._until(
-            lambda: not self._witness.is_up or self._attendant.taken_bytes >= taken_bytes,
+            lambda: not self._listener.is_up or self._monitor.taken_bytes >= taken_bytes,
             f"others to take {show_size(taken_bytes)}",
             PATIENCE_S + taken_bytes / (manner.rate_bytes_per_s or float("inf")),
         )
 
     def _until(self, fulfilled: Callable[[], bool], what: str, within_s: float | None = None) -> None:
-        """Look every while whether something is so; ``VoidError`` if that takes too long, ``PATIENCE_S`` by default."""
+        """Poll a condition; ``VoidError`` if it takes longer than ``within_s`` (``PATIENCE_S`` by default)."""
         until_s = time.monotonic() + (PATIENCE_S if within_s is None else within_s)
         while not fulfilled():
             self._check()
@@ -286,17 +289,19 @@ class TrialSubject:
             time.sleep(LOOK_S)
         self._check()
 
-    def _see_it_end(self) -> None:
-        """Others have what they wanted: wait until the process is dead or the answer complete."""
-        witness = self._witness
-        if witness.is_up:
-            with contextlib.suppress(VoidError):  # nobody died: that is what is to be seen
-                witness.wait(lambda w: not w.is_up, "a kill", AFTER_S)
-        if witness.is_up:
-            witness.wait(lambda w: w.is_finished or not w.is_up, "the end of the answer", self._answer_s)
+    def _wait_for_outcome(self) -> None:
+        """Wait until the process is dead or the answer complete."""
+        listener = self._listener
+        if listener.is_up:
+            with contextlib.suppress(VoidError):  # no kill: the process has survived
+                listener.wait(lambda one: not one.is_up, "a kill", AFTER_S)
+        if listener.is_up:
+            listener.wait(
+                lambda one: one.is_finished or not one.is_up, "the end of the answer", self._answer_s
+            )
 
     def _reliefs(self) -> tuple[ReliefParts, ...]:
-        """Of the records of this trial, which go to the file of raw records."""
+        """The reliefs in the records of this trial; the records go to the file of raw records."""
         text = self._log.take(self._records)
         with self._raw.open("a", encoding="utf-8") as raw:
             raw.write(text)
@@ -315,10 +320,10 @@ class TrialSubject:
         )
 
     def _kills(self) -> int:
-        return self._stage.place.counted().get("kills", 0)
+        return self._processes.confinement.counters().get("kills", 0)
 
     def _check(self) -> None:
-        self._attendant.check()
+        self._monitor.check()
         if self._failure is not None or not self._thread.is_alive():
             raise BreachError(f"the world of {self._contender.name} has ended: {self._failure}")
 
@@ -326,35 +331,35 @@ class TrialSubject:
 
     def _set_up(self) -> None:
         run, setting = self._run, self._setting
-        self._home = self._stack.enter_context(confinement_of(run, self._contender, setting))
-        self._engine = self._engine_of(child_of(run, self._contender, setting, self._home))
+        self._confinement = self._stack.enter_context(confinement_for(run, self._contender, setting))
+        self._engine = self._engine_of(engine_spec(run, self._contender, setting, self._confinement))
         self._thread = threading.Thread(target=self._live, name=self._contender.name, daemon=True)
         self._stack.callback(self._end)
         self._thread.start()
         self._warm.wait()
         if self._failure is not None:
             raise self._failure
-        self._full_bytes = most_bytes(run)
-        self._stage = start_processes(run, setting, self._home, self._engine, self._stack)
-        self._log = SharedLog(self._records, header_of(run, self._contender, setting))
+        self._budget_bytes = largest_budget(run)
+        self._processes = set_up_processes(run, setting, self._confinement, self._engine, self._stack)
+        self._log = SharedLog(self._records, log_header(run, self._contender, setting))
         self._world = LiveWorld(
             run.spec.ladder, run.costs, self._contender.policy, self._engine, self._log,
-            budget_bytes=self._stage.budget_bytes, listen=self._witness.hear,
+            budget_bytes=self._processes.budget_bytes, listen=self._listener.on_record,
         )  # fmt: skip
-        reaction_ns = reaction(run, self._pulse)
-        self._attendant = Monitor(
-            self._stage, self._world, self._log, setting.signal, self._pulse, reaction_ns, []
+        reaction_ns = reaction_time(run, self._step_times)
+        self._monitor = Monitor(
+            self._processes, self._world, self._log, setting.signal, self._step_times, reaction_ns, []
         )
         self._begin.set()
-        self._attendant.start()
+        self._monitor.start()
 
     def _live(self) -> None:
-        """The thread that starts the engine, and stays with it."""
+        """The thread of the world: it starts the engine, and stays as long as the engine lives."""
         try:
-            with coming_up(self._home):
+            with start_errors(self._confinement):
                 self._engine.start()
             assert self._engine.pid is not None, "it was started"
-            self._home.engine_is(self._engine.pid)
+            self._confinement.adopt_engine(self._engine.pid)
             self._warm.set()
             self._begin.wait()
             if self._world is not None:
@@ -365,28 +370,28 @@ class TrialSubject:
             self._warm.set()
             self._engine.kill()
 
-    def _world_of(self) -> LiveWorld:
+    def _the_world(self) -> LiveWorld:
         assert self._world is not None, "it was set up"
         return self._world
 
     def _end(self) -> None:
         if self._world is not None:
-            for part in (lambda: self._attendant.end("campaign over"), self._attendant.leave):
-                with contextlib.suppress(Exception):  # it has been told, or is why this ends
+            for part in (lambda: self._monitor.stop_world("campaign over"), self._monitor.join):
+                with contextlib.suppress(Exception):  # it was raised before, or is the reason for this end
                     part()
         self._begin.set()
         self._thread.join()
 
 
 def answer_ns(run: Job) -> int:
-    """What the answer of a trial takes on the largest rung, by the profile, from nothing on."""
+    """The predicted time of a trial's answer on the largest rung, with the load of that rung."""
     costs, request = run.costs.rungs[run.spec.ladder.top.name], run.scenario.tenants[0].request
     cells = len(request.prompt_ids)
     return costs.load_ns + costs.read.ns(cells, cells // 2) + request.max_tokens * costs.decode.ns(1, cells)
 
 
 def fastest(reports: Sequence[Holding]) -> int:
-    """The fastest growth between two reports that are 5 ms or more apart, bytes per second; 0 without."""
+    """The fastest growth between two reports at least 5 ms apart, bytes per second; 0 if there are none."""
     found = first = 0
     for now in reports:
         while (
@@ -395,5 +400,5 @@ def fastest(reports: Sequence[Holding]) -> int:
             first += 1
         span_ns = now.at_ns - reports[first].at_ns
         if span_ns >= SPAN_NS:
-            found = max(found, (now.resident_bytes - reports[first].resident_bytes) * SECOND_NS // span_ns)
+            found = max(found, (now.taken_bytes - reports[first].taken_bytes) * SECOND_NS // span_ns)
     return found

@@ -50,14 +50,14 @@ class BreachError(RuntimeError):
 class Ceilings:
     """The most that a run may take, and what the machine must keep free meanwhile."""
 
-    run_bytes: int
+    limit_max_bytes: int
     keep_free_bytes: int
 
     def check(self, limit_bytes: int, available_bytes: int) -> None:
         """``InputError`` if a run with this limit may not begin on a machine with so much available."""
-        if limit_bytes > self.run_bytes:
+        if limit_bytes > self.limit_max_bytes:
             raise InputError(
-                f"a run limited to {show_size(limit_bytes)} is over its ceiling, {show_size(self.run_bytes)}"
+                f"a run limited to {show_size(limit_bytes)} is over its ceiling, {show_size(self.limit_max_bytes)}"
             )
         if limit_bytes + self.keep_free_bytes > available_bytes:
             raise InputError(

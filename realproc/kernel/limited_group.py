@@ -43,14 +43,14 @@ class Reading:
     """What the kernel counts in a group, once. ``None``: this kernel does not tell.
 
     ``usage_bytes`` is what the limit is compared with, ``peak_bytes`` the most that it ever was (the kernel's own
-    counter, which misses nothing between two readings). ``anon_bytes`` is memory without a file behind it,
+    counter, which misses nothing between two readings). ``anonymous_bytes`` is memory without a file behind it,
     ``file_bytes`` the page cache with shared memory; of that the kernel can drop ``droppable_bytes`` by itself.
     ``kills`` is how many processes its OOM killer has taken, ``limit_hits`` how often the limit was met at all.
     """
 
     usage_bytes: int
     peak_bytes: int | None
-    anon_bytes: int
+    anonymous_bytes: int
     file_bytes: int
     droppable_bytes: int
     kills: int
@@ -84,7 +84,7 @@ class MemoryGroup(Protocol):
     def set_limit(self, limit_bytes: int) -> None:
         """Set the limit. Below usage, v1 refuses with ``OSError`` (EBUSY) and v2 kills."""
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """The peak begins anew, where the kernel lets it: not in v2, whose peak is that since the group was made."""
 
     def read(self) -> Reading:
@@ -128,7 +128,7 @@ class GroupV1:
         return Reading(
             usage_bytes=_number(self.usage_file),
             peak_bytes=read_count(self.folder / "memory.max_usage_in_bytes"),
-            anon_bytes=_hierarchical(stat, "rss"),
+            anonymous_bytes=_hierarchical(stat, "rss"),
             file_bytes=_hierarchical(stat, "cache"),
             droppable_bytes=_droppable_v1(stat),
             kills=_table(self.folder / "memory.oom_control").get("oom_kill", 0),
@@ -138,13 +138,13 @@ class GroupV1:
     def held_bytes(self) -> int:
         return max(0, _number(self.usage_file) - _droppable_v1(_table(self.folder / "memory.stat")))
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """The peak begins anew, at the usage of now."""
         write(self.folder / "memory.max_usage_in_bytes", "0")
 
-    def usage_event(self, *thresholds_bytes: int) -> int:
+    def usage_event(self, *wake_bytes: int) -> int:
         """An eventfd that becomes readable when usage crosses a threshold, either way. The caller closes it."""
-        return self._event("memory.usage_in_bytes", *map(str, thresholds_bytes))
+        return self._event("memory.usage_in_bytes", *map(str, wake_bytes))
 
     def oom_event(self) -> int:
         """An eventfd that becomes readable when the group is out of memory. The caller closes it."""
@@ -205,19 +205,19 @@ class GroupV2:
             write(swap, "0")
         write(self.folder / "memory.max", str(limit_bytes))
 
-    def forget_peak(self) -> None:
+    def reset_peak(self) -> None:
         """Since Linux 6.12 a reader may reset what it alone sees; others, as this one, may not."""
 
-    def set_high(self, high_bytes: int) -> None:
+    def set_high(self, wake_bytes: int) -> None:
         """Above this, whoever asks for more is slowed down, up to 2 s for each batch; nobody is killed for it."""
-        write(self.folder / "memory.high", str(high_bytes))
+        write(self.folder / "memory.high", str(wake_bytes))
 
     def read(self) -> Reading:
         stat, events = _table(self.folder / "memory.stat"), _table(self.events_file)
         return Reading(
             usage_bytes=_number(self.usage_file),
             peak_bytes=read_count(self.folder / "memory.peak"),
-            anon_bytes=stat.get("anon", 0),
+            anonymous_bytes=stat.get("anon", 0),
             file_bytes=stat.get("file", 0),
             droppable_bytes=_droppable_v2(stat),
             kills=events.get("oom_kill", 0),

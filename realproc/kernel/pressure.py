@@ -83,16 +83,16 @@ class Holding:
     """What an allocator held, at a time of the monotonic clock, and what it was on its way to."""
 
     at_ns: int
-    resident_bytes: int
+    taken_bytes: int
     target_bytes: int
 
     @property
     def settled(self) -> bool:
         """Whether it holds what it should."""
-        return self.resident_bytes == self.target_bytes
+        return self.taken_bytes == self.target_bytes
 
 
-def occupied(budgets: Sequence[tuple[int, int]], limit_bytes: int) -> Targets:
+def targets_for(budgets: Sequence[tuple[int, int]], limit_bytes: int) -> Targets:
     """What has to be taken of a limit so that a budget is left: ``limit - budget(t)``, in whole MiB.
 
     Rounded up: nobody is left more than the budget. ``InputError`` if a budget is more than the limit.
@@ -124,7 +124,7 @@ class Allocator:
         reports.close()
         os.set_blocking(self._reports.fileno(), False)
         self._last = Holding(0, _NOT_READY, 0)
-        if self._wait(lambda holding: holding.resident_bytes != _NOT_READY, START_NS) is None:
+        if self._wait(lambda holding: holding.taken_bytes != _NOT_READY, START_NS) is None:
             why = self._why_not()
             self.stop()
             raise InputError(f"an allocator did not start: {why}; {limited_group.HINT}")
@@ -168,7 +168,7 @@ class Allocator:
 
     def wait_until_held(self, target_bytes: int, within_ns: int) -> Holding | None:
         """The report that it holds so much; ``None`` if that does not come in time, or the child is gone."""
-        return self._wait(lambda h: h.settled and h.resident_bytes == target_bytes // MIB * MIB, within_ns)
+        return self._wait(lambda h: h.settled and h.taken_bytes == target_bytes // MIB * MIB, within_ns)
 
     def stop(self) -> None:
         """Kill the child and wait for it: its memory is back."""
@@ -229,25 +229,25 @@ def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, rep
     start_ns = 0
     while True:
         now_ns = time.monotonic_ns()
-        target_bytes, next_ns = due(targets, now_ns - start_ns)
-        if blocks.resident_bytes > target_bytes:
+        target_bytes, next_ns = target_at(targets, now_ns - start_ns)
+        if blocks.taken_bytes > target_bytes:
             blocks.shrink()
             wait_ns = 0
-        elif blocks.resident_bytes < target_bytes and pace.next_ns <= now_ns:
-            pace.took(blocks.grow(target_bytes - blocks.resident_bytes, huge=manner.huge), now_ns)
+        elif blocks.taken_bytes < target_bytes and pace.next_ns <= now_ns:
+            pace.took(blocks.grow(target_bytes - blocks.taken_bytes, huge=manner.huge), now_ns)
             wait_ns = 0
         else:
             wait_ns = min(LOOK_NS, LOOK_NS if next_ns is None else start_ns + next_ns - now_ns)
-            if blocks.resident_bytes < target_bytes:
+            if blocks.taken_bytes < target_bytes:
                 wait_ns = min(wait_ns, pace.next_ns - now_ns)
-        _report(reports, Holding(now_ns, blocks.resident_bytes, target_bytes))
+        _report(reports, Holding(now_ns, blocks.taken_bytes, target_bytes))
         parent_death.end_if_orphaned(parent_pid)
         if orders.poll(max(0, wait_ns) / SECOND_NS):
             targets, start_ns, manner = orders.recv()
             pace = AllocationPace(manner.rate_bytes_per_s)
 
 
-def due(targets: Targets, at_ns: int) -> tuple[int, int | None]:
+def target_at(targets: Targets, at_ns: int) -> tuple[int, int | None]:
     """What is to be held at a time, in whole MiB, and when that changes next."""
     index = bisect_right(targets, at_ns, key=lambda target: target[0])
     held = targets[index - 1][1] // MIB * MIB if index else 0
@@ -270,6 +270,6 @@ class AllocationPace:
 
 def _report(reports: Connection, holding: Holding) -> None:
     """Tell the parent; when the pipe is full it has enough to read, and the next report will be newer."""
-    record = _REPORT.pack(holding.at_ns, holding.resident_bytes, holding.target_bytes)
+    record = _REPORT.pack(holding.at_ns, holding.taken_bytes, holding.target_bytes)
     with contextlib.suppress(BlockingIOError):
         os.write(reports.fileno(), record)

@@ -43,7 +43,7 @@ HEADER = (*COLUMNS, *SIZES, *STALLS)
 class Own:
     """Resident memory of a process by kind, bytes: without a file behind it, pages of files, shared."""
 
-    anon_bytes: int
+    anonymous_bytes: int
     file_bytes: int | None
     shmem_bytes: int | None
 
@@ -57,15 +57,15 @@ class RecordedSample:
     stall_ns: tuple[int, int] | None
     own: Own | None
     group: Reading | None
-    group_limit_bytes: int | None
+    limit_bytes: int | None
 
     @property
     def budget_bytes(self) -> int:
         """What the watched process might have; at least 1."""
         free_bytes = self.available_bytes
-        if self.group is not None and self.group_limit_bytes is not None:
-            free_bytes = min(free_bytes, self.group_limit_bytes - self.group.held_bytes)
-        return max(1, free_bytes + (self.own.anon_bytes if self.own else 0))
+        if self.group is not None and self.limit_bytes is not None:
+            free_bytes = min(free_bytes, self.limit_bytes - self.group.held_bytes)
+        return max(1, free_bytes + (self.own.anonymous_bytes if self.own else 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Recorder:
             stall_ns=stalls(self.root),
             own=None if self.pid is None else own_memory(self.pid, self.root),
             group=None if self.group is None else self.group.read(),
-            group_limit_bytes=None if self.group is None else limit_of(self.group),
+            limit_bytes=None if self.group is None else limit_of(self.group),
         )
 
 
@@ -145,12 +145,12 @@ def row(at_ns: int, sample: RecordedSample, first: RecordedSample) -> tuple[str,
     sizes = (
         sample.available_bytes,
         sample.swap_used_bytes,
-        None if own is None else own.anon_bytes,
+        None if own is None else own.anonymous_bytes,
         None if own is None else own.file_bytes,
         None if own is None else own.shmem_bytes,
         None if group is None else group.usage_bytes,
         None if group is None else group.droppable_bytes,
-        sample.group_limit_bytes,
+        sample.limit_bytes,
     )
     since: tuple[int | None, int | None] = (None, None)
     if sample.stall_ns is not None and first.stall_ns is not None:

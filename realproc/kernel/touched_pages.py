@@ -21,7 +21,7 @@ class TouchedBlocks:
 
     def __init__(self) -> None:
         self._blocks: list[tuple[mmap.mmap, int]] = []
-        self.resident_bytes = 0
+        self.taken_bytes = 0
 
     def grow(self, wanted_bytes: int, *, huge: bool = False) -> int:
         """Bring in one block, the largest within ``wanted_bytes`` (at least 1 MiB); the bytes of it."""
@@ -29,14 +29,14 @@ class TouchedBlocks:
         size = HUGE_BYTES if huge and wanted_bytes >= HUGE_BYTES else MIB
         block = _huge_block() if size == HUGE_BYTES else _small_block()
         self._blocks.append((block, size))
-        self.resident_bytes += size
+        self.taken_bytes += size
         return size
 
     def shrink(self) -> int:
         """Give the newest block back to the system; the bytes of it."""
         block, size = self._blocks.pop()
         block.close()
-        self.resident_bytes -= size
+        self.taken_bytes -= size
         return size
 
 

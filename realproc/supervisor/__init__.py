@@ -1,1 +1,1 @@
-"""A run with real processes: the engine process, where it is confined, what it is told, who watches."""
+"""A run with real processes: the engine process, its confinement, the budgets it receives, and the monitor."""

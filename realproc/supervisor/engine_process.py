@@ -23,8 +23,8 @@ _TENANT = "warm-up"
 class SlowedEngine(RemoteEngine):
     """An engine in a child process on a device ``slowdown`` times slower: every call lasts so many times as long.
 
-    The work is done, and memory taken or given back, at the machine's own speed; then time goes by: what the child's
-    main thread has computed, the remaining times. Waiting for a processor that others use is not made longer.
+    The work is done, and memory taken or given back, at the machine's own speed; then the call waits ``slowdown - 1``
+    times as long as the child's main thread has computed. Time spent waiting for a busy processor is not multiplied.
     """
 
     def __init__(self, spec: ChildSpec, slowdown: float = 1.0) -> None:
@@ -64,23 +64,23 @@ class WarmEngine(SlowedEngine):
 
 
 def computed_ns(pid: int | None) -> int:
-    """What the main thread of a process has computed; where the system does not tell, the time of now."""
+    """How long the main thread of a process has computed; the present time on systems that do not count that."""
     text = read_text(Path(f"/proc/{pid}/schedstat"))
     return int(text.split()[0]) if text else time.perf_counter_ns()
 
 
-def made_up(prompt_tokens: int, answer_tokens: int) -> Request:
-    """A request of which the lengths alone matter; its answer is as long as it may be."""
+def made_up_request(prompt_tokens: int, answer_tokens: int) -> Request:
+    """A request whose lengths alone matter; it is answered up to its maximum of tokens."""
     prompt = tuple(number % MADE_UP_IDS + FIRST_MADE_UP_ID for number in range(prompt_tokens))
     return Request(prompt, answer_tokens, stop_at_eos=False, temperature=0.0, top_p=1.0, seed=0)
 
 
 def warm_up(engine: Engine, ladder: Ladder) -> None:
-    """Use every rung and every way down once, one rung at a time, and leave nothing behind.
+    """Use every rung and every route down once, one rung at a time, and leave nothing behind.
 
-    What a tensor library allocates at its first use, and keeps, belongs to the process and not to an answer.
+    A tensor library keeps what it allocates at its first use: after this, that is part of the base.
     """
-    request = made_up(WARM_UP_TOKENS, answer_tokens=4)
+    request = made_up_request(WARM_UP_TOKENS, answer_tokens=4)
     for upper, lower in zip(ladder.rungs, (*ladder.rungs[1:], None), strict=True):
         engine.load(upper.name)
         engine.admit(_TENANT, request, upper.name, WARM_UP_TOKENS + request.max_tokens)
@@ -100,8 +100,8 @@ def warm_up(engine: Engine, ladder: Ladder) -> None:
             engine.release(rung.name)
 
 
-def warm_up_bytes(ladder: Ladder) -> int:
-    """More than warming up takes: the largest of everything at once."""
+def warm_up_budget(ladder: Ladder) -> int:
+    """A budget, bytes, that is enough for warming up: the largest of everything at once."""
     largest = max(rung.resident_bytes for rung in ladder.rungs)
     caches = 2 * max(rung.kv_bytes(2 * WARM_UP_TOKENS) for rung in ladder.rungs)
     return largest + caches + max((route.map_bytes for route in ladder.routes), default=0)

@@ -1,5 +1,8 @@
-"""When to look, and how fast usage grows: as Android's lmkd does, asleep until a signal wakes it, then every 10 ms for
-1 s. The rate is that of the newest observations that say one; a fall counts as no growth."""
+"""When memory is looked at, and how fast usage grows.
+
+As with Android's lmkd, the watch sleeps until a signal wakes it, and then looks every 10 ms for 1 s. The rate is that
+of the newest readings far enough apart to give one; a fall counts as no growth.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +17,39 @@ SECOND_NS = 1000 * MS_NS
 LOOK_NS = 10 * MS_NS
 ALERT_NS = SECOND_NS
 RATE_MIN_NS, RATE_NS, RATE_MAX_NS = 5 * MS_NS, 40 * MS_NS, 300 * MS_NS
-"""Observations this far apart give a rate: the kernel counts in batches, and what is old says nothing about now.
+"""Readings this far apart give a rate: the kernel counts in batches, and an old reading says nothing about now.
 
-The slowest polling, every 100 ms, must find its last observation in there, however late it is.
+The slowest polling, every 100 ms, must find its last reading in this span, even if it is late.
 """
 
 
-def growth(earlier: Sequence[UsageReading], now: UsageReading, much_bytes: int) -> int:
-    """Bytes per second since the newest earlier observation that is ``RATE_NS`` old, or since which ``much_bytes`` were
-    taken.
+def growth(earlier: Sequence[UsageReading], now: UsageReading, noise_bytes: int) -> int:
+    """Bytes per second since the newest earlier reading that is ``RATE_NS`` old, or ``noise_bytes`` smaller.
 
-    Within less time, less than that may be the grain in which others take memory and the kernel counts it: a MiB every
-    20 ms would seem twice as fast to whoever looks every 10. 0 for a fall, or without an observation of late.
+    Less growth in less time may be the grain in which others take memory and the kernel counts it: a MiB every 20 ms
+    would seem twice as fast to a reader that looks every 10 ms. 0 for a fall, or without a recent reading.
     """
     for before in reversed(earlier):
-        since_ns, more_bytes = now.at_ns - before.at_ns, now.usage_bytes - before.usage_bytes
-        is_clear = since_ns >= RATE_NS or (since_ns >= RATE_MIN_NS and more_bytes >= much_bytes)
+        since_ns, growth_bytes = now.at_ns - before.at_ns, now.usage_bytes - before.usage_bytes
+        is_clear = since_ns >= RATE_NS or (since_ns >= RATE_MIN_NS and growth_bytes >= noise_bytes)
         if is_clear and since_ns <= RATE_MAX_NS:
-            return max(0, more_bytes * SECOND_NS // since_ns)
+            return max(0, growth_bytes * SECOND_NS // since_ns)
     return 0
 
 
 class SignalWatch:
     """Sleeps until a signal comes, and from then on looks every 10 ms for a while. ``close`` closes the signal.
 
-    A signal that is nothing but looking at an interval is always awake.
+    A signal that only polls at an interval is always awake.
     """
 
     def __init__(self, signal: Signal, read: Callable[[], UsageReading]) -> None:
-        """``read`` observes without a signal."""
+        """``read`` takes a reading when no signal has come."""
         self._signal, self._read = signal, read
         self._alert_until_ns = 0
 
     def look(self, until_ns: int) -> UsageReading:
-        """Wait for the signal, the next look or ``until_ns``, whichever is first, and observe."""
+        """Wait for the signal, the next look or ``until_ns``, whichever is first, and take a reading."""
         now_ns = time.monotonic_ns()
         descriptor, pauses_ns = self._signal.fileno(), [max(0, until_ns - now_ns)]
         if now_ns < self._alert_until_ns:
@@ -64,20 +66,20 @@ class SignalWatch:
         return self._read()
 
     def stay_awake(self, since_ns: int) -> None:
-        """There is a reason to look closely for a second."""
+        """Look every 10 ms for a second from this time on."""
         self._alert_until_ns = since_ns + ALERT_NS
 
     def close(self) -> None:
-        """Nothing wakes any more."""
+        """Close the signal; nothing wakes any more."""
         self._signal.close()
 
     def awake(self, at_ns: int) -> bool:
-        """Whether it was looking closely at a time, or always is."""
+        """Whether it was looking every 10 ms at this time, or polls always."""
         return at_ns < self._alert_until_ns or self._signal.fileno() is None
 
 
 def remember(recent: deque[UsageReading], seen: UsageReading) -> None:
-    """Add an observation, and forget those that are too old for a rate."""
+    """Add a reading, and drop those that are too old for a rate."""
     while recent and seen.at_ns - recent[0].at_ns > RATE_MAX_NS:
         recent.popleft()
     recent.append(seen)

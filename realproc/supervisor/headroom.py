@@ -1,15 +1,35 @@
-"""What a process can know of its budget: what the limit of its group leaves it beside what others use.
+"""Headroom: the budget that is left to an engine below the limit of its group, and when it is reported to the world.
+
+The group at rest, when the engine is alone in it, and during a run::
+
+    0                                                      line_bytes         limit_bytes
+    |---- base_bytes ----|---------- budget_bytes ----------|-- margin_bytes --|
+
+    |------- own_bytes -------|-- others_bytes --|- droppable_bytes -|- free --|
+    |-------------- held_bytes ------------------|
+    |------------------------ usage_bytes ---------------------------|
+
+- ``limit_bytes``: the limit of the group, where the kernel kills: ``base_bytes + budget_bytes + margin_bytes``.
+- ``base_bytes``: what the engine process holds at rest (Python, torch, their heaps), measured before the first answer.
+- ``budget_bytes``: what the engine may use for weights, scratch and caches.
+- ``margin_bytes``: kept free, because the kernel counts in batches of half a MiB and page tables grow.
+- ``line_bytes``: ``limit_bytes - margin_bytes``, which ``held_bytes`` is not to exceed.
+- ``usage_bytes``: what the kernel charges to the group and compares with the limit.
+- ``droppable_bytes``: clean file pages in it, which the kernel drops before it kills.
+- ``held_bytes``: the rest, ``usage_bytes - droppable_bytes``; only giving memory back, or a kill, makes it less.
+- ``own_bytes``: the engine's part of what is held; ``others_bytes``: the part of the other processes.
+- ``excess_bytes``: what the engine has held for a while beyond its base and ``booked_bytes``, what the world's books
+  have. Libraries keep code and buffers that are in no book: they count as others'.
+- ``taken_bytes``: what the allocator, which plays the other programs, holds; ``target_bytes``: what it is to hold.
+- ``reported_bytes``: the budget that the world received last.
+
+While others use memory, ``budget_bytes = line_bytes - base_bytes - others_bytes``.
 
 Rules of this module:
 
-- Scenarios count weights, scratch and caches. An engine process needs more: Python, torch, their heaps. That *base* is
-  measured when the process is at rest, before an answer begins, and taken off the limit together with a *margin* for
-  what is not exact in anybody's books (the kernel counts in batches of half a MiB, page tables grow).
-- Others are whoever uses the rest. What the kernel can drop by itself (clean file pages) is nobody's. What the engine
-  holds beyond its base and its books for a while counts as others': libraries keep code and buffers that no book has.
-- A fall is told at once, and ahead of time when others grow so fast that they would meet the limit before the process
-  has reacted. It is told only while the signal is awake: a late signal leaves the process in the dark.
-- A rise is told when it has lasted a while, whatever the signal: nothing is in danger while it waits.
+- A fall is reported at once; and ahead of time when others grow so fast that usage would meet the line before the
+  engine has reacted. It is reported only while the signal is awake: after a late signal, the report is late too.
+- A rise is reported when it has lasted a while, whatever the signal: waiting for memory endangers no process.
 - Sizes are integer bytes, times those of the monotonic clock.
 """
 
@@ -35,34 +55,34 @@ READINGS_MAX = 4
 CALM_NS = 300 * MS_NS
 """How long a rise must last: others who take memory as fast as they can pause for a sixth of a second sometimes."""
 LASTING_NS = 100 * MS_NS
-"""How long an engine must hold something beyond its books before it counts as others'."""
+"""How long an engine must hold an excess before it counts as others'."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How the limit of a group is divided; ``base_bytes`` is what the engine process holds there at rest."""
+    """How the limit of a group is divided."""
 
     limit_bytes: int
     base_bytes: int
     margin_bytes: int
 
     def budget_bytes(self, others_bytes: int) -> int:
-        """What is left for weights and caches beside what others use; not below nothing."""
-        return max(0, self.limit_bytes - self.margin_bytes - self.base_bytes - others_bytes)
+        """What is left to the engine beside what others use; at least 0."""
+        return max(0, self.line_bytes - self.base_bytes - others_bytes)
 
-    def of(self, budget_bytes: int) -> Share:
-        """The same with another limit, which leaves the engine so much while nobody else uses anything."""
+    def with_budget(self, budget_bytes: int) -> Share:
+        """The same base and margin, with the limit that leaves this budget while others use nothing."""
         return replace(self, limit_bytes=self.base_bytes + budget_bytes + self.margin_bytes)
 
     @property
     def line_bytes(self) -> int:
-        """The usage of the group that is not to be exceeded."""
+        """What ``held_bytes`` is not to exceed."""
         return self.limit_bytes - self.margin_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Memory in use in a group that cannot be dropped, and how much of it is the engine's own."""
+    """The memory held in a group at a time, and how much of it is the engine's own."""
 
     at_ns: int
     held_bytes: int
@@ -70,17 +90,17 @@ class Standing:
 
     @property
     def others_bytes(self) -> int:
-        """What is not the engine's."""
+        """The memory held by all processes but the engine."""
         return max(0, self.held_bytes - self.own_bytes)
 
-    def beyond(self, excess_bytes: int) -> Standing:
-        """The same, with a part of the engine's counted as others'."""
+    def with_excess(self, excess_bytes: int) -> Standing:
+        """The same, with the engine's excess counted as others'."""
         return replace(self, own_bytes=max(0, self.own_bytes - excess_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedBudget:
-    """A budget for the process, what it was worked out from, and how fast others were growing."""
+    """A budget to report, the standing it was computed from, and how fast others were growing."""
 
     at_ns: int
     budget_bytes: int
@@ -89,122 +109,122 @@ class ReportedBudget:
 
 
 class Excess:
-    """What an engine holds beyond its base and its books, and has held for a while.
+    """What an engine has held for a while beyond its base and the world's books.
 
-    For moments it may be more, as when a switch has given something back that is still on its way to the system.
+    For moments it holds more, as when a switch has freed memory that is still on its way back to the system.
     """
 
-    def __init__(self) -> None:
-        self._lately: deque[tuple[int, int]] = deque()
+    def __init__(self, base_bytes: int) -> None:
+        self._base_bytes = base_bytes
+        self._recent: deque[tuple[int, int]] = deque()  # times and excesses of the last while
 
-    def see(self, standing: Standing, known_bytes: int) -> int:
-        """The excess now; ``known_bytes`` are base and books together."""
-        while len(self._lately) > 1 and standing.at_ns - self._lately[1][0] >= LASTING_NS:
-            self._lately.popleft()
-        self._lately.append((standing.at_ns, max(0, standing.own_bytes - known_bytes)))
-        has_lasted = standing.at_ns - self._lately[0][0] >= LASTING_NS
-        return min(excess for _, excess in self._lately) if has_lasted else 0
+    def observe(self, standing: Standing, booked_bytes: int) -> int:
+        """The excess now; ``booked_bytes`` is the usage by the world's books."""
+        while len(self._recent) > 1 and standing.at_ns - self._recent[1][0] >= LASTING_NS:
+            self._recent.popleft()
+        excess_bytes = max(0, standing.own_bytes - self._base_bytes - booked_bytes)
+        self._recent.append((standing.at_ns, excess_bytes))
+        has_lasted = standing.at_ns - self._recent[0][0] >= LASTING_NS
+        return min(excess for _, excess in self._recent) if has_lasted else 0
 
 
 class HeadroomReporter:
-    """Decides what a process is told, one standing after the other."""
+    """Decides from one standing after the other which budget is reported, and when."""
 
-    def __init__(self, share: Share, budget_bytes: int) -> None:
-        """``budget_bytes`` is what the process was told before."""
-        self._share, self._told_bytes = share, budget_bytes
-        self._recent: deque[UsageReading] = deque()  # of what others use
-        self._expected: deque[tuple[int, int]] = deque()  # times and budgets of the last while
+    def __init__(self, share: Share, reported_bytes: int) -> None:
+        self._share, self._reported_bytes = share, reported_bytes
+        self._recent: deque[UsageReading] = deque()  # of others alone
+        self._budgets: deque[tuple[int, int]] = deque()  # times and budgets of the last while
 
-    def hear(
-        self, standing: Standing, *, awake: bool, reaction_ns: int, kept_bytes: int = 0
+    def report(
+        self, standing: Standing, *, awake: bool, reaction_ns: int, cache_bytes: int = 0
     ) -> ReportedBudget | None:
-        """What to tell now, if anything.
+        """The budget to report now, if any.
 
-        ``reaction_ns`` is what the process takes to give memory back, ``kept_bytes`` the size of its caches.
+        ``awake``: the signal is. ``reaction_ns`` is how long the engine takes to give memory back, ``cache_bytes`` the
+        size of its caches.
         """
         others = UsageReading(standing.at_ns, standing.others_bytes, self._share.limit_bytes)
         rate = self._rate(others)
         remember(self._recent, others)
-        budget_bytes = self._budget(standing, rate * reaction_ns // SECOND_NS, kept_bytes)
-        lasting_bytes = self._least_lately(standing.at_ns, budget_bytes)
-        if budget_bytes <= self._told_bytes - QUANTUM_BYTES and awake:
-            self._told_bytes = budget_bytes
-        elif lasting_bytes >= self._told_bytes + QUANTUM_BYTES:
-            self._told_bytes = lasting_bytes
+        budget_bytes = self._budget(standing, rate * reaction_ns // SECOND_NS, cache_bytes)
+        lasting_bytes = self._lasting_budget(standing.at_ns, budget_bytes)
+        if budget_bytes <= self._reported_bytes - QUANTUM_BYTES and awake:
+            self._reported_bytes = budget_bytes
+        elif lasting_bytes >= self._reported_bytes + QUANTUM_BYTES:
+            self._reported_bytes = lasting_bytes
         else:
             return None
-        return ReportedBudget(standing.at_ns, self._told_bytes, standing, rate)
+        return ReportedBudget(standing.at_ns, self._reported_bytes, standing, rate)
 
     def _rate(self, others: UsageReading) -> int:
-        """How fast others grow, if they have grown by more than what nobody's books have exactly.
+        """How fast others grow, if they have grown by more than the noise of the counting.
 
-        That is the margin, but no more than ``NOISE_BYTES`` of it: the margin of a large model is what others take in a
-        third of a second.
+        The noise is the margin, but at most ``NOISE_BYTES``: the margin of a large model is what others take in a third
+        of a second.
         """
-        least_bytes = min((seen.usage_bytes for seen in self._recent), default=others.usage_bytes)
         noise_bytes = max(QUANTUM_BYTES, min(self._share.margin_bytes, NOISE_BYTES))
-        if others.usage_bytes < least_bytes + noise_bytes:
-            return 0
-        return growth(self._recent, others, noise_bytes)
+        growth_bytes = others.usage_bytes - min(
+            (one.usage_bytes for one in self._recent), default=others.usage_bytes
+        )
+        return 0 if growth_bytes < noise_bytes else growth(self._recent, others, noise_bytes)
 
-    def _budget(self, standing: Standing, ahead_bytes: int, kept_bytes: int) -> int:
-        """The budget now; or, if others would meet the line before a reaction is over, the one to come.
+    def _budget(self, standing: Standing, growth_bytes: int, cache_bytes: int) -> int:
+        """The budget now; or, if others would meet the line before the reaction is over, the budget after their growth.
 
-        Of what is to come nothing is told that caches would not survive: weights go back at once, but levers that take
-        long wait until it has come.
+        A budget ahead of time is not so small that caches would have to go: weights are released at once, but slower
+        levers wait until the memory has really been taken.
         """
         budget_bytes = self._share.budget_bytes(standing.others_bytes)
-        pressing = standing.held_bytes + ahead_bytes > self._share.line_bytes
-        least_bytes = min(budget_bytes, kept_bytes + QUANTUM_BYTES)
-        return max(budget_bytes - ahead_bytes, least_bytes) if pressing else budget_bytes
+        if standing.held_bytes + growth_bytes <= self._share.line_bytes:
+            return budget_bytes
+        return max(budget_bytes - growth_bytes, min(budget_bytes, cache_bytes + QUANTUM_BYTES))
 
-    def _least_lately(self, at_ns: int, budget_bytes: int) -> int:
-        """The least budget of the last while, with this one."""
-        while self._expected and at_ns - self._expected[0][0] >= CALM_NS:
-            self._expected.popleft()
-        self._expected.append((at_ns, budget_bytes))
-        return min(budget for _, budget in self._expected)
+    def _lasting_budget(self, at_ns: int, budget_bytes: int) -> int:
+        """The least budget of the last ``CALM_NS``, with this one."""
+        while self._budgets and at_ns - self._budgets[0][0] >= CALM_NS:
+            self._budgets.popleft()
+        self._budgets.append((at_ns, budget_bytes))
+        return min(budget for _, budget in self._budgets)
 
 
 # --- reading ---
 
 
 class StandingReader:
-    """Reads the standing of an engine process in its group, in a tenth of a millisecond.
+    """Reads the standing of a group with an engine process in it, in a tenth of a millisecond.
 
-    A part of the process lies outside: what it allocated before it entered the group is charged elsewhere.
+    A part of the process lies outside: what it allocated before it entered the group is charged to another group.
     """
 
     def __init__(self, group: MemoryGroup) -> None:
         self._group = group
         self._outside_bytes = 0
 
-    def rest(self, pid: int) -> int:
-        """The process is alone in its group, and at rest: what is held there is its own. Returns that."""
-        held_bytes = self.read(0, None).held_bytes
-        self._outside_bytes = anonymous_bytes(pid) - held_bytes
-        return held_bytes
+    def measure_base(self, pid: int) -> int:
+        """The base of an engine process that is at rest and alone in its group: all that is held there."""
+        base_bytes = self._group.held_bytes()
+        self._outside_bytes = anonymous_bytes(pid) - base_bytes
+        return base_bytes
 
     def read(self, at_ns: int, pid: int | None) -> Standing:
         """The standing now; ``OSError`` if the group is gone.
 
-        Usage and the engine's part cannot be read at once, and the reader may be kept waiting in between: what changed
-        meanwhile is read again, and where it goes on changing, the larger part is the engine's.
+        The group and the engine's part cannot be read at the same moment. Where the engine's part changed meanwhile,
+        both are read again; where it goes on changing, the larger part counts.
         """
         for _ in range(READINGS_MAX):
-            before_bytes = self._own(pid)
-            held_bytes = self._group.held_bytes()
-            after_bytes = self._own(pid)
-            if abs(after_bytes - before_bytes) < QUANTUM_BYTES // 2:
+            before, held_bytes, after = self._own_bytes(pid), self._group.held_bytes(), self._own_bytes(pid)
+            if abs(after - before) < QUANTUM_BYTES // 2:
                 break
-        return Standing(at_ns, held_bytes, max(before_bytes, after_bytes))
+        return Standing(at_ns, held_bytes, own_bytes=max(before, after))
 
-    def _own(self, pid: int | None) -> int:
+    def _own_bytes(self, pid: int | None) -> int:
         return 0 if pid is None else max(0, anonymous_bytes(pid) - self._outside_bytes)
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory of a process without a file behind it (all of it, where that is not told apart); 0 once it is gone."""
+    """Memory of a process without a file behind it (all of it, on systems that count no kinds); 0 once it is gone."""
     try:
         if sys.platform != "linux":
             return int(psutil.Process(pid).memory_info().rss)

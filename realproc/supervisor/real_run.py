@@ -1,6 +1,6 @@
 """One policy's run with real processes: an engine and an allocator in a limited group, a monitor beside the world.
 
-``docs/real-processes.md`` says how a scenario is made real. ``perform`` does all of it; its parts serve campaigns too.
+``docs/real-processes.md`` says how a scenario is made real. ``run_contender`` does all of it; campaigns use its parts.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from molt.live.remote import ChildSpec
 from molt.paths import cache_folder
 from molt.units import show_size
 from realproc.kernel.guard import BreachError
-from realproc.kernel.pressure import Allocator, AllocatorSpec, occupied
+from realproc.kernel.pressure import Allocator, AllocatorSpec, targets_for
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.confinement import Confinement, confine
-from realproc.supervisor.engine_process import SlowedEngine, warm_up, warm_up_bytes
+from realproc.supervisor.engine_process import SlowedEngine, warm_up, warm_up_budget
 from realproc.supervisor.growth import LOOK_NS
-from realproc.supervisor.monitor import Monitor, RunProcesses, SharedLog, TimedAction, visits
+from realproc.supervisor.monitor import Monitor, RunProcesses, SharedLog, TimedAction, tenant_actions
 from realproc.supervisor.step_times import StepTimes
 
 MAPPED = "hold_mapped"
-"""Hold, with weights that are pages of a file."""
+"""The policy ``hold`` with weights that are pages of a file."""
 RATE_BYTES_PER_S = 50 * MIB
 MARGIN_BYTES, MARGIN_SHARE = 4 * MIB, 100
 MAPPED_HINT = " (weights that are to be mapped need their images: molt ladders fetch makes them)"
@@ -56,8 +56,8 @@ class Setting:
     """How a scenario is made real.
 
     Others take memory at ``rate_bytes_per_s`` (``None``: flat out), in ``huge`` pages or small ones. ``limited``: in a
-    control group. ``slowdown`` is how many times slower than this machine the engine is. It computes with so many
-    ``threads`` (``None``: as many as it likes), and is as ``nice`` as that (``None``: as this process).
+    control group. The engine is ``slowdown`` times slower than this machine; it computes with so many ``threads``
+    (``None``: the tensor library's default) and at the niceness ``nice`` (``None``: this process's).
     """
 
     signal: str = SIGNAL
@@ -70,7 +70,7 @@ class Setting:
     threads: int | None = None
 
     def margin_of(self, budget_bytes: int) -> int:
-        """What is kept free below the limit: 4 MiB, or a hundredth of the budget where that is more."""
+        """The margin below the limit: 4 MiB, or a hundredth of the budget where that is more."""
         if self.margin_bytes is not None:
             return self.margin_bytes
         return max(MARGIN_BYTES, budget_bytes // MARGIN_SHARE)
@@ -78,7 +78,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A policy, what it is called in the tables, and where its weights lie."""
+    """A policy, its name in the tables, and where its weights lie."""
 
     name: str
     spec: PolicySpec
@@ -95,38 +95,38 @@ def contenders(run: Job, *, mapped: bool) -> list[Contender]:
     return found
 
 
-def perform(run: Job, contender: Contender, setting: Setting, folder: Path) -> list[dict[str, Any]]:
+def run_contender(run: Job, contender: Contender, setting: Setting, folder: Path) -> list[dict[str, Any]]:
     """Run one contender, with a log in ``folder``; returns the violations.
 
     Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped, as when the disk is full.
     """
     with ExitStack() as stack:
-        home = stack.enter_context(confinement_of(run, contender, setting))
-        engine = SlowedEngine(child_of(run, contender, setting, home), setting.slowdown)
+        confinement = stack.enter_context(confinement_for(run, contender, setting))
+        engine = SlowedEngine(engine_spec(run, contender, setting, confinement), setting.slowdown)
         stack.callback(engine.kill)
-        bring_up(engine, run, home)
-        stage = start_processes(run, setting, home, engine, stack)
+        start_engine(engine, run, confinement)
+        processes = set_up_processes(run, setting, confinement, engine, stack)
         sink = stack.enter_context(log_file(folder / FILE_NAME))
-        log = SharedLog(sink, header_of(run, contender, setting))
-        pulse = StepTimes(longest_step_ns(run))
+        log = SharedLog(sink, log_header(run, contender, setting))
+        step_times = StepTimes(longest_step_ns(run))
         world = LiveWorld(
             ladder_of(run, contender), run.costs, contender.policy, engine, log,
-            budget_bytes=stage.told_bytes, listen=pulse.hear,
+            budget_bytes=processes.reported_bytes, listen=step_times.on_record,
         )  # fmt: skip
-        play(run, stage, world, log, pulse, setting.signal)
+        run_scenario(run, processes, world, log, step_times, setting.signal)
     return world.violations
 
 
 @contextmanager
 def log_file(path: Path) -> Iterator[TextIO]:
-    """A new log, written line by line; ``BreachError`` where the disk is full, whoever came upon it."""
-    with writing(path), path.open("w", encoding="utf-8", buffering=1) as sink:
+    """A new log, written line by line; ``BreachError`` when the disk is full, whichever thread meets that."""
+    with disk_full_as_breach(path), path.open("w", encoding="utf-8", buffering=1) as sink:
         yield sink
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """``BreachError`` where the disk is full, named after the file that is written all the time."""
+def disk_full_as_breach(path: Path) -> Iterator[None]:
+    """``BreachError`` when the disk is full, naming the file that is written throughout."""
     try:
         yield
     except OSError as error:
@@ -137,7 +137,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def breach_in_a_line() -> Iterator[None]:
-    """A run that had to be stopped says so in one line, and ends the command with status 1."""
+    """A run that had to be stopped prints one line, and ends the command with status 1."""
     try:
         yield
     except BreachError as breach:
@@ -145,77 +145,72 @@ def breach_in_a_line() -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def confinement_of(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Confinement]:
-    """Where the processes are to live, with room for the engine to be warmed up."""
-    place_weights(run, mapped=contender.weights == "mapped")
-    return confine(setting.limited, max(most_bytes(run), warm_up_bytes(run.spec.ladder)), setting.nice)
+def confinement_for(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Confinement]:
+    """A confinement with room for the largest budget, and for the engine to be warmed up."""
+    charge_weight_pages(run, mapped=contender.weights == "mapped")
+    return confine(setting.limited, max(largest_budget(run), warm_up_budget(run.spec.ladder)), setting.nice)
 
 
-def child_of(run: Job, contender: Contender, setting: Setting, home: Confinement) -> ChildSpec:
-    """The engine process."""
+def engine_spec(run: Job, contender: Contender, setting: Setting, confinement: Confinement) -> ChildSpec:
+    """How the engine process is started."""
     return ChildSpec(
-        str(run.spec.path), weights=contender.weights, group=home.folder, threads=setting.threads
+        str(run.spec.path), weights=contender.weights, group=confinement.folder, threads=setting.threads
     )
 
 
-def bring_up(engine: SlowedEngine, run: Job, home: Confinement) -> None:
-    """Start the engine and warm it up; to be called by the thread that the world will have.
-
-    ``InputError`` if it does not live through that.
-    """
-    with coming_up(home):
+def start_engine(engine: SlowedEngine, run: Job, confinement: Confinement) -> None:
+    """Start the engine and warm it up, in the thread that will run the world; ``InputError``: see ``start_errors``."""
+    with start_errors(confinement):
         engine.start()
         assert engine.pid is not None, "it was started"
-        home.engine_is(engine.pid)
+        confinement.adopt_engine(engine.pid)
         warm_up(engine, run.spec.ladder)
 
 
 @contextmanager
-def coming_up(home: Confinement) -> Iterator[None]:
-    """``InputError`` if the engine process does not live through its start, or a rung or a map cannot be used."""
+def start_errors(confinement: Confinement) -> Iterator[None]:
+    """``InputError`` if the engine process dies while it starts, or a rung or a map cannot be used."""
     try:
         yield
     except (LoadError, SwitchError) as refusal:
         raise InputError(f"the engine cannot be warmed up: {refusal}") from None
     except EngineDied as death:
-        hint = LIMIT_HINT if home.counted().get("kills") else MAPPED_HINT
+        hint = LIMIT_HINT if confinement.counters().get("kills") else MAPPED_HINT
         raise InputError(f"the engine process does not come up: {death.reason}{hint}") from None
 
 
-def start_processes(
-    run: Job, setting: Setting, home: Confinement, engine: SlowedEngine, stack: ExitStack
+def set_up_processes(
+    run: Job, setting: Setting, confinement: Confinement, engine: SlowedEngine, stack: ExitStack
 ) -> RunProcesses:
-    """The engine at rest, an allocator beside it, the limit set, and as much taken as the trace begins with."""
-    budgets, most = run.scenario.budgets, most_bytes(run)
-    spec = AllocatorSpec(setting.rate_bytes_per_s, setting.huge, home.folder)
+    """Beside an engine at rest, start an allocator; set the limit; take as much memory as the trace begins with."""
+    budgets, budget_bytes = run.scenario.budgets, largest_budget(run)
+    spec = AllocatorSpec(setting.rate_bytes_per_s, setting.huge, confinement.folder)
     allocator = stack.enter_context(Allocator(spec))
     assert engine.pid is not None, "it was started"
-    share = home.settle(most, setting.margin_of(most), engine.pid)
-    taken_bytes = occupied(budgets, most)[0][1]
+    share = confinement.set_limit(budget_bytes, setting.margin_of(budget_bytes), engine.pid)
+    taken_bytes = targets_for(budgets, budget_bytes)[0][1]
     allocator.hold(taken_bytes)
     if allocator.wait_until_held(taken_bytes, ALLOCATE_NS) is None:
         raise BreachError(f"an allocator did not come to hold {show_size(taken_bytes)}")
-    return RunProcesses(engine, allocator, home, share, most, budgets[0][1])
+    return RunProcesses(engine, allocator, confinement, share, budget_bytes, reported_bytes=budgets[0][1])
 
 
-def play(
-    run: Job, stage: RunProcesses, world: LiveWorld, log: SharedLog, pulse: StepTimes, signal: str
+def run_scenario(
+    run: Job, processes: RunProcesses, world: LiveWorld, log: SharedLog, step_times: StepTimes, signal: str
 ) -> None:
-    """Let the scenario happen, from its beginning to its horizon."""
-    reaction_ns = reaction(run, pulse)
-    horizon = TimedAction(run.scenario.horizon_ns, lambda: attendant.end("horizon"))
-    attendant = Monitor(
-        stage, world, log, signal, pulse, reaction_ns, [*visits(world, run.scenario.tenants), horizon]
-    )
-    attendant.start(occupied(run.scenario.budgets, stage.budget_bytes))
+    """Run the world, with a monitor beside it, from the beginning of the scenario to its horizon."""
+    horizon = TimedAction(run.scenario.horizon_ns, lambda: monitor.stop_world("horizon"))
+    actions = [*tenant_actions(world, run.scenario.tenants), horizon]
+    monitor = Monitor(processes, world, log, signal, step_times, reaction_time(run, step_times), actions)
+    monitor.start(targets_for(run.scenario.budgets, processes.budget_bytes))
     try:
         world.run()
     finally:
-        attendant.leave()
+        monitor.join()
 
 
-def most_bytes(run: Job) -> int:
-    """The largest budget of a scenario: what is left to the engine while nobody takes anything."""
+def largest_budget(run: Job) -> int:
+    """The largest budget of a scenario, bytes: what is left to the engine while others take nothing."""
     return max(budget for _, budget in run.scenario.budgets)
 
 
@@ -224,12 +219,13 @@ def longest_step_ns(run: Job) -> int:
     return max(CHUNK_NS_MAX, *(step_ns_max(costs, 0) for costs in run.costs.rungs.values()))
 
 
-def reaction(run: Job, pulse: StepTimes) -> Callable[[], int]:
-    """How far ahead a budget has to look while it falls: what is told must hold until the world can hear again.
+def reaction_time(run: Job, step_times: StepTimes) -> Callable[[], int]:
+    """The time for which a falling budget looks ahead: a reported budget must hold until the world can take the next.
 
-    That is to the next look, to the next boundary, then every rung released; and whatever is begun on its word, at
-    worst a stretch of a switch. Tokens of late tell how much slower than its profile the machine is, as others compute
-    on it too. Boundary and stretch count twice: what is under way may be slower than what was before.
+    That is the time to the next look and to the next boundary, the release of every rung, and what the report makes the
+    world begin, at worst a stretch of a switch. The stretch is as much longer as the last tokens took longer than the
+    profile says, because others compute on the machine too. Boundary and stretch count twice: the step under way may be
+    slower than those before.
     """
     releases_ns = sum(costs.release_ns for costs in run.costs.rungs.values())
     cells = min(TYPICAL_CELLS, *(rung.max_positions for rung in run.spec.ladder.rungs))
@@ -238,8 +234,8 @@ def reaction(run: Job, pulse: StepTimes) -> Callable[[], int]:
     stretch_ns = min(switch_ns, CHUNK_NS_MAX)
 
     def reaction_ns() -> int:
-        slowed_ns = round(2 * stretch_ns * pulse.slower(token_ns))
-        return LOOK_NS + 2 * pulse.boundary_ns() + releases_ns + slowed_ns
+        slowed_ns = round(2 * stretch_ns * step_times.slower(token_ns))
+        return LOOK_NS + 2 * step_times.boundary_ns() + releases_ns + slowed_ns
 
     return reaction_ns
 
@@ -252,7 +248,7 @@ def ladder_of(run: Job, contender: Contender) -> Ladder:
     return replace(ladder, rungs=tuple(replace(rung, mapped=True) for rung in ladder.rungs))
 
 
-def header_of(run: Job, contender: Contender, setting: Setting) -> dict[str, Any]:
+def log_header(run: Job, contender: Contender, setting: Setting) -> dict[str, Any]:
     """The first line of a log."""
     made = job.header(run, contender.spec, contender.policy)
     return {
@@ -265,11 +261,11 @@ def header_of(run: Job, contender: Contender, setting: Setting) -> dict[str, Any
     }
 
 
-def place_weights(run: Job, *, mapped: bool) -> None:
-    """Whom the pages of the weights' files are charged to is whoever reads them first.
+def charge_weight_pages(run: Job, *, mapped: bool) -> None:
+    """Make the first reader of the weights' files the process that their pages are to be charged to.
 
-    Where they are only read, that is this process, unless they are many; where they are mapped, the engine: they are
-    dropped here, as far as nobody else uses them.
+    Weights that are only read are charged to this process, which reads the files here unless they are large. Weights
+    that are mapped are charged to the engine: the pages are dropped here, as far as no other process uses them.
     """
     files = {file for rung in run.spec.rungs for file in rung.folder.glob("*.safetensors")}
     if mapped:

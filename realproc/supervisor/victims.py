@@ -1,4 +1,4 @@
-"""The toll of a run: which of its processes were killed, and how many pages its engines had to wait for."""
+"""The victims of a run: which of its processes were killed, and how many pages its engines waited for."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _STATE, _MAJOR_FAULTS = 0, 9  # places in /proc/PID/stat after the name of the p
 
 
 class Victims:
-    """Follows processes that are told to it, by what they are."""
+    """Follows the processes of a run, each with its role: engine or allocator."""
 
     def __init__(self, root: Path = REAL_ROOT) -> None:
         self._root = root
         self._seen: set[int] = set()
         self._alive: dict[int, str] = {}
         self._faults: dict[int, int] = {}
-        self._told = 0
+        self._reported = 0
 
     def follow(self, pid: int, what: str) -> bool:
-        """Follow a process from now on; whether that is news. One that has gone stays gone."""
+        """Follow a process from now on; returns whether it is a new one. A process that has gone stays gone."""
         is_new = pid not in self._seen
         if is_new:
             self._seen.add(pid)
             self._alive[pid] = what
         return is_new
 
-    def look(self, kills: int) -> list[tuple[str, int]]:
-        """Who has gone since the last look, if the kernel's count of ``kills`` is more than the victims told of so far:
-        whoever it kills goes a little later than it counts."""
+    def newly_gone(self, kills: int) -> list[tuple[str, int]]:
+        """The processes that have gone since the last call, if the kernel counts more ``kills`` than victims were
+        returned so far: a killed process goes a little later than its kill is counted."""
         gone = []
         for pid, what in list(self._alive.items()):
             faults = major_faults(pid, self._root)
@@ -41,19 +41,19 @@ class Victims:
                 del self._alive[pid]
             elif what == ENGINE:
                 self._faults[pid] = faults
-        if kills <= self._told:
+        if kills <= self._reported:
             return []
-        self._told += len(gone)
+        self._reported += len(gone)
         return gone
 
     @property
     def major_faults(self) -> int:
-        """Pages that engines have waited for, as far as was seen."""
+        """Pages that engines have waited for, as far as it was seen."""
         return sum(self._faults.values())
 
 
 def major_faults(pid: int, root: Path = REAL_ROOT) -> int | None:
-    """Pages that a process had to wait for; ``None`` once it has ended, or where the system does not tell."""
+    """Pages that a process had to wait for; ``None`` once it has ended, or where the system does not count them."""
     _, _, after = (read_text(root / f"proc/{pid}/stat") or "").rpartition(")")
     fields = after.split()
     if len(fields) <= _MAJOR_FAULTS or fields[_STATE] in ("Z", "X"):

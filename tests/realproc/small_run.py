@@ -16,7 +16,7 @@ from realproc.kernel.pressure import Allocator, AllocatorSpec
 from realproc.kernel.touched_pages import MIB
 
 LIMIT_BYTES = 64 * MIB
-CEILINGS = Ceilings(run_bytes=LIMIT_BYTES, keep_free_bytes=64 * MIB)
+CEILINGS = Ceilings(limit_max_bytes=LIMIT_BYTES, keep_free_bytes=64 * MIB)
 
 
 def main(end: str) -> None:
@@ -32,7 +32,7 @@ def main(end: str) -> None:
             facts = {
                 "folder": str(guard.group.folder),
                 "pids": [outside.pid, allocator.pid, guard.watchdog_pid],
-                "held_bytes": held.resident_bytes if held else None,
+                "held_bytes": held.taken_bytes if held else None,
                 "usage_bytes": guard.group.read().usage_bytes,
             }
             print(json.dumps(facts), flush=True)

@@ -27,11 +27,11 @@ REACTION_NS = SECOND_NS // 2
 LINE_BYTES = LIMIT_BYTES - 4 * MIB
 
 
-def wait_until_short(vigil: SignalWatch) -> None:
+def wait_until_short(watch: SignalWatch) -> None:
     """Until usage would be above the line when the reaction is over."""
     recent: deque[UsageReading] = deque()
     while True:
-        seen = vigil.look(time.monotonic_ns() + SECOND_NS)
+        seen = watch.look(time.monotonic_ns() + SECOND_NS)
         if seen.usage_bytes + growth(recent, seen, 1) * REACTION_NS // SECOND_NS > LINE_BYTES:
             return
         remember(recent, seen)
@@ -43,16 +43,16 @@ def main(folder: Path, policy: str) -> None:
     parent_death.offer_to_oom_killer(1000)
     limited_group.join(folder)
     group, blocks = GroupV1(folder), TouchedBlocks()
-    while blocks.resident_bytes < HELD_BYTES:
+    while blocks.taken_bytes < HELD_BYTES:
         blocks.grow(MIB)
-    vigil = None
+    watch = None
     if policy != "hold":
-        ahead_bytes = RATE_BYTES_PER_S * (REACTION_NS + LOOK_NS) // SECOND_NS
-        vigil = SignalWatch(SIGNALS[policy](group, LINE_BYTES - ahead_bytes), Meter.of(group).read)
+        growth_bytes = RATE_BYTES_PER_S * (REACTION_NS + LOOK_NS) // SECOND_NS
+        watch = SignalWatch(SIGNALS[policy](group, LINE_BYTES - growth_bytes), Meter.of(group).read)
     print("ready", flush=True)
-    if vigil is not None:
-        wait_until_short(vigil)
-        while blocks.resident_bytes:
+    if watch is not None:
+        wait_until_short(watch)
+        while blocks.taken_bytes:
             blocks.shrink()
         print("released", flush=True)
     sys.stdin.read()

@@ -156,7 +156,7 @@ def test_where_no_group_can_be_had(monkeypatch: pytest.MonkeyPatch, scenario: Pa
     run = r.job.prepare(scenario, policies=["hold"])
     (contender,) = r.contenders(run, mapped=False)
     with pytest.raises(InputError, match=r"no memory controller is mounted; `molt doctor`.*--no-cgroup"):
-        r.perform(run, contender, r.Setting(), scenario.parent)
+        r.run_contender(run, contender, r.Setting(), scenario.parent)
 
 
 def test_hold_is_there_a_second_time_on_mapped_weights(scenario: Path) -> None:
@@ -165,7 +165,7 @@ def test_hold_is_there_a_second_time_on_mapped_weights(scenario: Path) -> None:
     mapped = r.contenders(run, mapped=True)[1]
     assert all(rung.mapped for rung in r.ladder_of(run, mapped).rungs)
     assert [c.name for c in r.contenders(run, mapped=False)] == ["hold", "molt"]
-    assert r.header_of(run, mapped, r.Setting())["policy"]["name"] == r.MAPPED
+    assert r.log_header(run, mapped, r.Setting())["policy"]["name"] == r.MAPPED
 
 
 def test_the_margin_is_a_share_where_budgets_are_large() -> None:
@@ -177,12 +177,12 @@ def test_the_margin_is_a_share_where_budgets_are_large() -> None:
 def test_what_is_told_must_hold_until_the_world_can_hear_again(scenario: Path) -> None:
     """A look of 10 ms and the releases take what they take; boundary and stretch of a switch count twice, the stretch
     as much longer as tokens are than those of the profile."""
-    run, pulse = r.job.prepare(scenario), StepTimes(1)
-    reaction_ns = r.reaction(run, pulse)
+    run, step_times = r.job.prepare(scenario), StepTimes(1)
+    reaction_ns = r.reaction_time(run, step_times)
     fixed_ns = LOOK_NS + sum(costs.release_ns for costs in run.costs.rungs.values())
     boundary_ns, slower = 7 * 10**6, 1.0
-    pulse.boundary_ns = lambda: boundary_ns  # type: ignore[method-assign]
-    pulse.slower = lambda token_ns: slower  # type: ignore[method-assign]
+    step_times.boundary_ns = lambda: boundary_ns  # type: ignore[method-assign]
+    step_times.slower = lambda token_ns: slower  # type: ignore[method-assign]
     stretches_ns = reaction_ns() - fixed_ns - 2 * boundary_ns
     assert 0 < stretches_ns <= 2 * CHUNK_NS_MAX
     boundary_ns *= 3

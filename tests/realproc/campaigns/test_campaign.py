@@ -1,4 +1,4 @@
-"""Which pressure a pair gets, what makes it void, and how a campaign goes on after it was interrupted."""
+"""The pressure on a pair, what makes it void, and how a campaign continues after an interruption."""
 
 from __future__ import annotations
 
@@ -31,57 +31,57 @@ KILLED = replace(FINE, kills=1, victim=4242)
 
 
 class Scripted:
-    """An arm whose trials are made up."""
+    """A subject whose trials are made up."""
 
     def __init__(self, *trials: TrialResult | VoidError) -> None:
         self._trials = list(trials)
         self.pressed: list[PressureStep] = []
 
-    def try_once(self, pressing: PressureStep) -> TrialResult:
-        self.pressed.append(pressing)
+    def try_once(self, step: PressureStep) -> TrialResult:
+        self.pressed.append(step)
         if isinstance(trial := self._trials.pop(0), VoidError):
             raise trial
         return trial
 
 
-MEASURE = c.measure_of(job.prepare(c.SCENARIO), 150_000_000, 14 * MIB)
+PLAN = c.plan_of(job.prepare(c.SCENARIO), 150_000_000, 14 * MIB)
 
 
 def rows(hold: Scripted, molt: Scripted, numbers: Iterable[int], **controls: Scripted) -> list[dict]:  # type: ignore[type-arg]
-    arms = c.Subjects(
+    subjects = c.Subjects(
         cast(TrialSubject, hold), cast(TrialSubject, molt), cast("dict[str, TrialSubject]", controls)
     )
-    return list(c.pairs(arms, iter(numbers), MEASURE))
+    return list(c.pairs(subjects, iter(numbers), PLAN))
 
 
 def test_a_manner_that_a_scenario_has_no_room_for_is_left_out() -> None:
     run = job.prepare(c.SCENARIO)
-    slow = c.measure_of(run, 2 * 10**9, 14 * MIB)
+    slow = c.plan_of(run, 2 * 10**9, 14 * MIB)
     assert slow.manners == tuple(Manner(rate, huge) for huge in c.PAGES for rate in c.RATES[:3])
-    assert all(slow.room_bytes(manner) <= c.most_bytes(run) for manner in slow.manners)
+    assert all(slow.budget_bytes(manner) <= c.largest_budget(run) for manner in slow.manners)
     with pytest.raises(InputError, match="trace: the largest budget must be"):
-        c.measure_of(run, 60 * 10**9, 14 * MIB)
+        c.plan_of(run, 60 * 10**9, 14 * MIB)
 
 
 @given(st.integers(0, 10**6))
 def test_eight_pairs_in_a_row_have_every_pressure(pair: int) -> None:
-    manners = {c.pressing_of(pair + i, MEASURE).manner for i in range(8)}
+    manners = {c.pressure_of(pair + i, PLAN).manner for i in range(8)}
     assert manners == {Manner(rate, huge) for rate in c.RATES for huge in c.PAGES}
-    assert 4 <= c.pressing_of(pair, MEASURE).tokens <= 26
+    assert 4 <= c.pressure_of(pair, PLAN).tokens <= 26
 
 
 def test_controls_go_round_by_everything() -> None:
     """In 216 pairs every late signal is tried under every pressure."""
     tried = {
-        (c.control_of(pair), c.pressing_of(pair, MEASURE).manner) for pair in range(216) if c.control_of(pair)
+        (c.control_of(pair), c.pressure_of(pair, PLAN).manner) for pair in range(216) if c.control_of(pair)
     }
     assert len(tried) == len(c.LATE_SIGNALS) * len(c.RATES) * len(c.PAGES)
 
 
-def test_both_are_pressed_alike() -> None:
+def test_both_meet_the_same_pressure() -> None:
     hold, molt = Scripted(KILLED), Scripted(FINE)
     (row,) = rows(hold, molt, [3])
-    assert hold.pressed == molt.pressed == [c.pressing_of(3, MEASURE)]
+    assert hold.pressed == molt.pressed == [c.pressure_of(3, PLAN)]
     assert (row["pair"], row["void"], row["hold"]["victim"], row["molt"]["kills"]) == (3, None, 4242, 0)
     json.dumps(row)
 
@@ -99,7 +99,7 @@ def test_both_are_pressed_alike() -> None:
 def test_what_makes_a_pair_void(
     hold: TrialResult | VoidError, molt: TrialResult | VoidError, void: str | None
 ) -> None:
-    """Never that the changing process was killed."""
+    """A kill of the changing process never does."""
     (row,) = rows(Scripted(hold), Scripted(molt), [1])
     assert row["void"] is None if void is None else void in row["void"]
 
@@ -113,7 +113,7 @@ def test_a_control_says_nothing_about_its_pair() -> None:
     assert "control" not in second
 
 
-def test_a_campaign_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_a_campaign_continues_where_it_stood(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     assert c.done_before(file) == set()
     file.write_text('{"session": "x"}\n{"pair": 0}\n{"pair": 4}\n{"pai', encoding="utf-8")
@@ -152,11 +152,11 @@ def test_a_campaign_that_has_to_stop_says_so_in_a_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And its processes are left as they would be otherwise."""
+    """Its subjects are closed as in any other end."""
     out, left = tmp_path / "pairs.jsonl", list[str]()
 
     @contextmanager
-    def arms(*_: object) -> Iterator[c.Subjects]:
+    def subjects(*_: object) -> Iterator[c.Subjects]:
         try:
             yield c.Subjects(cast(TrialSubject, None), cast(TrialSubject, None), {})
         finally:
@@ -165,7 +165,7 @@ def test_a_campaign_that_has_to_stop_says_so_in_a_line(
     def pairs(*_: object) -> Iterator[dict[str, object]]:
         raise trouble
 
-    monkeypatch.setattr(c, "_arms", arms)
+    monkeypatch.setattr(c, "_subjects_of", subjects)
     monkeypatch.setattr(c, "pairs", pairs)
     with pytest.raises(typer.Exit) as end:
         c.command(

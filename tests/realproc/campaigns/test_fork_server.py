@@ -1,4 +1,4 @@
-"""Engines that are forked are engines: they answer, can be killed, are seen to be gone, and go with their nursery."""
+"""Forked engines are engines: they answer, can be killed, are seen to be gone, and end with their fork server."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LADDER = resolve("pico").ladder
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     made = ForkServer(ChildSpec("pico", threads=1).environment())
     yield made
     made.close()
 
 
-def engine(nursery: ForkServer, ladder: str = "pico") -> ForkedEngine:
-    return ForkedEngine(ChildSpec(ladder, EngineKind.MODELLED, threads=1), LADDER, nursery)
+def engine(fork_server: ForkServer, ladder: str = "pico") -> ForkedEngine:
+    return ForkedEngine(ChildSpec(ladder, EngineKind.MODELLED, threads=1), LADDER, fork_server)
 
 
-def test_a_forked_engine_answers_and_dies(nursery: ForkServer) -> None:
-    one = engine(nursery)
+def test_a_forked_engine_answers_and_dies(fork_server: ForkServer) -> None:
+    one = engine(fork_server)
     one.start()
     pid = one.pid
     assert pid is not None
@@ -50,19 +50,19 @@ def test_a_forked_engine_answers_and_dies(nursery: ForkServer) -> None:
     until_gone([last])
 
 
-def test_a_refusal_is_that_of_the_engine(nursery: ForkServer) -> None:
-    one = engine(nursery, "pick")
+def test_a_refusal_is_that_of_the_engine(fork_server: ForkServer) -> None:
+    one = engine(fork_server, "pick")
     with pytest.raises(InputError, match="pick"):
         one.start()
     one.kill()
 
 
-def test_children_go_with_their_nursery() -> None:
-    nursery = ForkServer(ChildSpec("pico", threads=1).environment())
-    one = engine(nursery)
+def test_children_end_with_their_fork_server() -> None:
+    fork_server = ForkServer(ChildSpec("pico", threads=1).environment())
+    one = engine(fork_server)
     one.start()
     pid = one.pid
-    nursery.close()
+    fork_server.close()
     until_gone([pid])
     with pytest.raises(EngineDied):
         one.load("tier0")

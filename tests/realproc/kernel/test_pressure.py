@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.errors import InputError
-from realproc.kernel.pressure import SECOND_NS, AllocationPace, Allocator, AllocatorSpec, due, occupied
+from realproc.kernel.pressure import (
+    SECOND_NS,
+    AllocationPace,
+    Allocator,
+    AllocatorSpec,
+    target_at,
+    targets_for,
+)
 from realproc.kernel.touched_pages import HUGE_BYTES, MIB, TouchedBlocks
 from tests.realproc.waiting import until_gone
 
@@ -38,11 +45,11 @@ def test_blocks_are_resident_and_go_back(huge: bool) -> None:
     """9 MiB are 9 MiB, whether the kernel has huge pages left or not; and nothing once they are given back."""
     before = anonymous_bytes("self")
     blocks = TouchedBlocks()
-    while (missing := 9 * MIB - blocks.resident_bytes) > 0:
+    while (missing := 9 * MIB - blocks.taken_bytes) > 0:
         assert blocks.grow(missing, huge=huge) in (MIB, HUGE_BYTES)
-    assert blocks.resident_bytes == 9 * MIB
+    assert blocks.taken_bytes == 9 * MIB
     assert abs(anonymous_bytes("self") - before - 9 * MIB) <= MIB
-    while blocks.resident_bytes:
+    while blocks.taken_bytes:
         blocks.shrink()
     assert abs(anonymous_bytes("self") - before) <= MIB
 
@@ -58,7 +65,7 @@ def test_what_is_left_of_the_limit_is_the_budget(steps: list[tuple[int, int]], a
         budgets.append((time_ns, budget))
         time_ns += wait_ns
     limit = max(budget for _, budget in budgets) // MIB * MIB + MIB
-    held, changes_ns = due(occupied(budgets, limit), at_ns)
+    held, changes_ns = target_at(targets_for(budgets, limit), at_ns)
     now = max(index for index, (begins_ns, _) in enumerate(budgets) if begins_ns <= at_ns)
     assert 0 <= budgets[now][1] - (limit - held) < MIB
     assert changes_ns == (budgets[now + 1][0] if now + 1 < len(budgets) else None)
@@ -66,12 +73,12 @@ def test_what_is_left_of_the_limit_is_the_budget(steps: list[tuple[int, int]], a
 
 def test_a_budget_over_the_limit_is_refused() -> None:
     with pytest.raises(InputError, match="budget at 2s: 3MiB is more than the limit of the run, 2MiB"):
-        occupied(((0, MIB), (2 * SECOND_NS, 3 * MIB)), 2 * MIB)
+        targets_for(((0, MIB), (2 * SECOND_NS, 3 * MIB)), 2 * MIB)
 
 
 def test_nothing_is_held_before_the_first_step() -> None:
-    assert due(((5, MIB),), 4) == (0, 5)
-    assert due((), 4) == (0, None)
+    assert target_at(((5, MIB),), 4) == (0, 5)
+    assert target_at((), 4) == (0, None)
 
 
 @given(

@@ -103,7 +103,7 @@ def test_own_memory_by_kind(tmp_path: Path) -> None:
     assert own_memory(2**22 + 1, root) is None, "no process has such an id"
     here = own_memory(os.getpid(), root)
     assert here is not None
-    assert here.anon_bytes > MIB, "the system knows what the made-up machine does not"
+    assert here.anonymous_bytes > MIB, "the system knows what the made-up machine does not"
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_group_under_pressure(real_groups: ControlGroups) -> None:
     with Guard(64 * MIB, Ceilings(64 * MIB, keep_free_bytes=64 * MIB), real_groups) as guard:
         recorder = Recorder(group=group_at(guard.group.folder))
         before = recorder.sample()
-        assert before.group_limit_bytes == 64 * MIB
+        assert before.limit_bytes == 64 * MIB
         with Allocator(AllocatorSpec(group=guard.group.folder)) as allocator:
             guard.child(allocator.pid)
             allocator.hold(24 * MIB)

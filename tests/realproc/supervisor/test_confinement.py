@@ -1,4 +1,4 @@
-"""Where the processes of a run live: the limit that is set, what is counted there, and who is taken first."""
+"""Where the processes of a run live: the limit that is set, the counters, and which process the kernel kills first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.confinement import OOM_SCORE, DeclaredConfinement, GroupConfinement, confine
 from realproc.supervisor.growth import LOOK_NS
 from realproc.supervisor.headroom import Share, anonymous_bytes
-from realproc.supervisor.real_run import coming_up
+from realproc.supervisor.real_run import start_errors
 from tests.realproc.conftest import Fake
 from tests.realproc.waiting import until_gone
 
@@ -39,7 +39,7 @@ class Mute(ChildSpec):
 
 
 class Watched:
-    """A guard that only writes down."""
+    """A guard that only records its children."""
 
     def __init__(self, group: MemoryGroup) -> None:
         self.group = group
@@ -68,104 +68,106 @@ def sleeper() -> Iterator[int]:
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_limit_leaves_what_was_asked_for(fake: Fake, version: str) -> None:
     """Beside what the engine holds at rest, which stays its base when another limit is set."""
-    home, guard = limited(fake(version))
-    share = home.settle(50 * MIB, 4 * MIB, os.getpid())
+    confinement, guard = limited(fake(version))
+    share = confinement.set_limit(50 * MIB, 4 * MIB, os.getpid())
     assert share == Share(HELD_BYTES + 54 * MIB, HELD_BYTES, 4 * MIB)
     assert guard.group.limit_bytes == share.limit_bytes
     assert share.budget_bytes(0) == 50 * MIB
-    larger = home.resize(share, 80 * MIB)
+    larger = confinement.resize(share, 80 * MIB)
     assert larger == replace(share, limit_bytes=HELD_BYTES + 84 * MIB)
     assert guard.group.limit_bytes == larger.limit_bytes
 
 
 def test_what_the_kernel_counts_has_the_names_of_the_log(fake: Fake) -> None:
-    """It is left out where it does not count."""
-    home, guard = limited(fake("v2"))
-    counted = home.counted()
+    """A counter that the kernel does not have is left out."""
+    confinement, guard = limited(fake("v2"))
+    counted = confinement.counters()
     assert counted.pop("stall_ns", 0) >= 0
     assert counted == {"usage_bytes": 14_000, "kills": 2, "limit_hits": 7, "peak_bytes": 20_000}
     (guard.group.folder / "memory.peak").unlink()
-    assert "peak_bytes" not in home.counted()
+    assert "peak_bytes" not in confinement.counters()
 
 
 def test_the_peak_begins_anew(fake: Fake) -> None:
-    home, guard = limited(fake("v1"))
-    home.forget_peak()
+    confinement, guard = limited(fake("v1"))
+    confinement.reset_peak()
     assert (guard.group.folder / "memory.max_usage_in_bytes").read_text() == "0"
 
 
 def test_a_threshold_is_where_fast_growth_is_met_in_time(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 1 GiB/s, 20 ms of reaction and 10 ms between two looks take 31 MiB; never is it below what is held at rest."""
-    told: list[str] = []
+    wakes: list[str] = []
     monkeypatch.setattr(
-        limited_group.GroupV1, "_event", lambda self, file, *arguments: told.append(arguments[0]) or 0
+        limited_group.GroupV1, "_event", lambda self, file, *arguments: wakes.append(arguments[0]) or 0
     )
     monkeypatch.setattr(os, "close", lambda descriptor: None)
-    home, _ = limited(fake("v1"))
-    home.vigil("threshold", SHARE, 2 * LOOK_NS)
-    home.vigil("threshold", SHARE, 100 * LOOK_NS)
-    near, far = map(int, told)
+    confinement, _ = limited(fake("v1"))
+    confinement.watch("threshold", SHARE, 2 * LOOK_NS)
+    confinement.watch("threshold", SHARE, 100 * LOOK_NS)
+    near, far = map(int, wakes)
     assert near == SHARE.line_bytes - 1024 * MIB * 3 * LOOK_NS // 10**9
     assert far == SHARE.base_bytes
 
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs /proc")
 def test_the_engine_is_the_first_to_be_taken(fake: Fake, sleeper: int) -> None:
-    home, guard = limited(fake("v1"), nice=7)
-    home.engine_is(sleeper)
+    confinement, guard = limited(fake("v1"), nice=7)
+    confinement.adopt_engine(sleeper)
     assert int(Path(f"/proc/{sleeper}/oom_score_adj").read_text()) == OOM_SCORE
     assert os.getpriority(os.PRIO_PROCESS, sleeper) == 7
     assert guard.children == [sleeper]
-    home.engine_is(2**22 + 1)  # gone again, and nobody cares
+    confinement.adopt_engine(2**22 + 1)  # it has gone already: no error
 
 
-def test_a_breach_is_the_guards_to_tell(fake: Fake) -> None:
+def test_a_breach_comes_from_the_guard(fake: Fake) -> None:
     with pytest.raises(BreachError, match="made up"):
         limited(fake("v1"))[0].check()
 
 
-def test_without_a_group_the_budget_is_what_allocators_leave() -> None:
-    with confine(limited=False, warm_bytes=2**60) as home:  # nothing is refused where nothing is limited
-        assert isinstance(home, DeclaredConfinement)
-        share = home.settle(50 * MIB, 4 * MIB, os.getpid())
+def test_without_a_group_the_budget_is_what_the_allocator_leaves() -> None:
+    with confine(
+        limited=False, budget_bytes=2**60
+    ) as confinement:  # nothing is refused where nothing is limited
+        assert isinstance(confinement, DeclaredConfinement)
+        share = confinement.set_limit(50 * MIB, 4 * MIB, os.getpid())
         assert share.budget_bytes(0) == 50 * MIB
-        assert home.resize(share, 80 * MIB).budget_bytes(0) == 80 * MIB
-        assert home.standing(None, 30 * MIB).others_bytes == 30 * MIB
-        standing = home.standing(os.getpid(), 30 * MIB)
+        assert confinement.resize(share, 80 * MIB).budget_bytes(0) == 80 * MIB
+        assert confinement.standing(None, 30 * MIB).others_bytes == 30 * MIB
+        standing = confinement.standing(os.getpid(), 30 * MIB)
         assert standing.others_bytes == 30 * MIB
         assert standing.own_bytes == pytest.approx(anonymous_bytes(os.getpid()), abs=8 * MIB)
-        assert (home.folder, home.counted()) == (None, {})
-        home.engine_is(os.getpid())
-        home.check()
+        assert (confinement.folder, confinement.counters()) == (None, {})
+        confinement.adopt_engine(os.getpid())
+        confinement.check()
 
 
-def test_what_is_refused_names_the_way_without(fake: Fake) -> None:
+def test_a_refusal_names_the_option_without_a_group(fake: Fake) -> None:
     with (
         pytest.raises(InputError, match=r"would not leave .* free.*--no-cgroup"),
-        confine(limited=True, warm_bytes=0, ceilings=Ceilings(2**60, 2**60), groups=fake("v1")),
+        confine(limited=True, budget_bytes=0, ceilings=Ceilings(2**60, 2**60), groups=fake("v1")),
     ):
         pytest.fail("it began")
 
 
 @pytest.mark.parametrize(("kills", "hint"), [(2, "its group was at its limit"), (0, "molt ladders fetch")])
 def test_a_limit_below_what_an_interpreter_needs(fake: Fake, kills: int, hint: str) -> None:
-    """The kernel takes the engine while it comes up: that is said in a line, with what to do about it."""
-    home, guard = limited(fake("v1"))
+    """The kernel kills the engine while it starts: one line says so, with what to do about it."""
+    confinement, guard = limited(fake("v1"))
     (guard.group.folder / "memory.oom_control").write_text(f"oom_kill {kills}\n", encoding="ascii")
     with (
         pytest.raises(InputError, match=f"does not come up: killed by SIGKILL.*{hint}") as said,
-        coming_up(home),
+        start_errors(confinement),
     ):
         raise EngineDied("killed by SIGKILL", -9)
     assert "\n" not in str(said.value)
 
 
 def test_an_engine_that_does_not_answer_while_it_comes_up() -> None:
-    """It is given up in a line, and is no more."""
+    """It is given up with one line, and its process is gone."""
     engine = RemoteEngine(Mute("pico"), Timeouts(start_s=0.2))
     with (
         pytest.raises(InputError, match="does not come up: it did not answer start in time"),
-        coming_up(DeclaredConfinement()),
+        start_errors(DeclaredConfinement()),
     ):
         engine.start()
     assert engine.pid is not None
@@ -174,9 +176,9 @@ def test_an_engine_that_does_not_answer_while_it_comes_up() -> None:
 
 
 @pytest.mark.parametrize("refusal", [SwitchError("a.safetensors: altered"), LoadError("tier0: torn")])
-def test_what_cannot_be_used_is_told_in_a_line_before_anything_begins(refusal: Exception) -> None:
+def test_a_rung_or_map_that_cannot_be_used_is_refused_in_a_line(refusal: Exception) -> None:
     with (
         pytest.raises(InputError, match=f"the engine cannot be warmed up: {refusal}"),
-        coming_up(DeclaredConfinement()),
+        start_errors(DeclaredConfinement()),
     ):
         raise refusal

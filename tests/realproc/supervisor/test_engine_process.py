@@ -39,7 +39,7 @@ def test_warming_up_uses_every_rung_and_leaves_nothing() -> None:
     assert most == max(rung.weight_bytes for rung in LADDER.rungs), (
         "where one rung fits, it must come up again"
     )
-    assert r.warm_up_bytes(LADDER) > most
+    assert r.warm_up_budget(LADDER) > most
 
 
 def test_a_slower_device_waits_for_what_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Who looks when, and what counts as growth."""
+"""When memory is looked at, and what counts as growth."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def meter(folder: Path, usage_bytes: int) -> Meter:
 
 def test_without_a_signal_it_sleeps_until_the_time_it_was_given(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    vigil = SignalWatch(Messages(meter(tmp_path, MIB), reading, late=False), meter(tmp_path, MIB).read)
+    watch = SignalWatch(Messages(meter(tmp_path, MIB), reading, late=False), meter(tmp_path, MIB).read)
     until_ns = time.monotonic_ns() + 20 * MS_NS
-    assert vigil.look(until_ns).at_ns >= until_ns - MS_NS
-    assert not vigil.awake(time.monotonic_ns())
-    vigil.close()
+    assert watch.look(until_ns).at_ns >= until_ns - MS_NS
+    assert not watch.awake(time.monotonic_ns())
+    watch.close()
     os.close(writing)
 
 
@@ -81,25 +81,25 @@ def test_an_event_wakes_and_is_looked_into(tmp_path: Path) -> None:
     """The signal comes while there is room; usage grows while nobody signals any more, and the looks see it."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    vigil = SignalWatch(
+    watch = SignalWatch(
         Messages(meter(tmp_path, 100 * MIB), reading, late=False), meter(tmp_path, 100 * MIB).read
     )
     os.write(writing, b"!")
-    assert vigil.look(time.monotonic_ns() + 60 * SECOND_NS).usage_bytes == 100 * MIB
+    assert watch.look(time.monotonic_ns() + 60 * SECOND_NS).usage_bytes == 100 * MIB
     assert not select.select([reading], [], [], 0)[0], "the event was acknowledged"
-    assert vigil.awake(time.monotonic_ns())
+    assert watch.awake(time.monotonic_ns())
     (tmp_path / "usage").write_text(f"{595 * MIB}\n")
     begun_ns = time.monotonic_ns()
-    seen = vigil.look(begun_ns + 60 * SECOND_NS)
+    seen = watch.look(begun_ns + 60 * SECOND_NS)
     assert seen.usage_bytes == 595 * MIB
     assert seen.at_ns - begun_ns < 30 * SECOND_NS, "seen by a look, not at the end"
-    vigil.close()
+    watch.close()
     os.close(writing)
 
 
 def test_a_signal_without_a_descriptor_is_always_awake(tmp_path: Path) -> None:
-    vigil = SignalWatch(Polling(meter(tmp_path, MIB), LOOK_NS), meter(tmp_path, MIB).read)
+    watch = SignalWatch(Polling(meter(tmp_path, MIB), LOOK_NS), meter(tmp_path, MIB).read)
     begun_ns = time.monotonic_ns()
-    assert vigil.look(begun_ns + 60 * SECOND_NS).at_ns - begun_ns < 30 * SECOND_NS
-    assert vigil.awake(0)
-    vigil.close()
+    assert watch.look(begun_ns + 60 * SECOND_NS).at_ns - begun_ns < 30 * SECOND_NS
+    assert watch.awake(0)
+    watch.close()

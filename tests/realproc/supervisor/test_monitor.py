@@ -1,4 +1,4 @@
-"""Who attends a run: it tells the process what it may have, lets things happen, and writes down what others count."""
+"""The monitor of a run reports budgets, runs timed actions, and logs what it observes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ SHARE = Share(limit_bytes=100 * MIB, base_bytes=20 * MIB, margin_bytes=4 * MIB)
 GENEROUS_S = 60.0
 
 
-class Place:
-    """A place whose usage the test says."""
+class FakeConfinement:
+    """A confinement whose usage the test sets."""
 
     def __init__(self, awake: bool) -> None:
         self._awake = awake
-        self.sights: dict[int, Sight] = {}
+        self.watches: dict[int, FakeWatch] = {}
         self.others_bytes = self.excess_bytes = 0
         self.kills = self.looks = 0
         self.breach: str | None = None
@@ -43,17 +43,17 @@ class Place:
         own_bytes = SHARE.base_bytes + self.excess_bytes
         return Standing(time.monotonic_ns(), own_bytes + self.others_bytes, own_bytes)
 
-    def vigil(self, signal: str, share: Share, reaction_ns: int) -> Sight:
-        sight = self.sights[share.limit_bytes] = Sight(self._awake)
-        return sight
+    def watch(self, signal: str, share: Share, reaction_ns: int) -> FakeWatch:
+        watch = self.watches[share.limit_bytes] = FakeWatch(self._awake)
+        return watch
 
     def resize(self, share: Share, budget_bytes: int) -> Share:
-        return share.of(budget_bytes)
+        return share.with_budget(budget_bytes)
 
-    def counted(self) -> dict[str, int]:
+    def counters(self) -> dict[str, int]:
         return {"kills": self.kills, "peak_bytes": 42}
 
-    def engine_is(self, pid: int) -> None:
+    def adopt_engine(self, pid: int) -> None:
         self.engines.append(pid)
 
     def check(self) -> None:
@@ -61,8 +61,8 @@ class Place:
             raise BreachError(self.breach)
 
 
-class World:
-    """A world that hears, and lets a test wait for that."""
+class FakeWorld:
+    """A world that records its budgets and stops; a test can wait for them."""
 
     def __init__(self) -> None:
         self.budgets: list[int] = []
@@ -79,12 +79,12 @@ class World:
             self.stopped.append(reason)
             self._news.notify_all()
 
-    def until(self, fulfilled: Callable[[World], bool]) -> None:
+    def until(self, fulfilled: Callable[[FakeWorld], bool]) -> None:
         with self._news:
             assert self._news.wait_for(lambda: fulfilled(self), GENEROUS_S)
 
 
-class Processes:
+class FakeProcess:
     """An engine that is there, or an allocator that reports."""
 
     def __init__(self, pid: int | None = None) -> None:
@@ -96,8 +96,8 @@ class Processes:
         return iter(said)
 
 
-class Sight:
-    """A vigil that looks every millisecond, and is awake if the test says so."""
+class FakeWatch:
+    """A watch that looks every millisecond, and is awake if the test says so."""
 
     def __init__(self, awake: bool) -> None:
         self._awake, self.is_closed = awake, False
@@ -113,10 +113,10 @@ class Sight:
         return self._awake
 
 
-class Beat:
-    """A pulse of a world that has begun."""
+class FakeStepTimes:
+    """The step times of a world that has begun."""
 
-    kept_bytes = 0
+    cache_bytes = 0
     booked_bytes = 0
 
     def begin_ns(self, within_s: float) -> int:
@@ -124,46 +124,46 @@ class Beat:
 
 
 class Scene:
-    """An attendant with everything around it made up; it is there as long as the ``with`` block."""
+    """A monitor with everything around it made up; it runs as long as the ``with`` block."""
 
     def __init__(
-        self, sink: TextIO | None = None, due: Iterable[TimedAction] = (), *, awake: bool = True
+        self, sink: TextIO | None = None, actions: Iterable[TimedAction] = (), *, awake: bool = True
     ) -> None:
-        self.place, self.world, self.engine, self.allocator = (
-            Place(awake),
-            World(),
-            Processes(),
-            Processes(2**22 + 1),
+        self.confinement, self.world, self.engine, self.allocator = (
+            FakeConfinement(awake),
+            FakeWorld(),
+            FakeProcess(),
+            FakeProcess(2**22 + 1),
         )
-        self.stage = RunProcesses(
+        self.processes = RunProcesses(
             cast(Any, self.engine),
             cast(Any, self.allocator),
-            cast(Any, self.place),
+            cast(Any, self.confinement),
             SHARE,
             budget_bytes=SHARE.budget_bytes(0),
-            told_bytes=SHARE.budget_bytes(0),
+            reported_bytes=SHARE.budget_bytes(0),
         )
-        self.attendant = Monitor(
-            self.stage,
+        self.monitor = Monitor(
+            self.processes,
             cast(LiveWorld, self.world),
             SharedLog(io.StringIO() if sink is None else sink, {}),
             "made up",
-            cast(StepTimes, Beat()),
+            cast(StepTimes, FakeStepTimes()),
             lambda: 0,
-            due,
+            actions,
         )
 
     def __enter__(self) -> Scene:
-        self.attendant.start()
+        self.monitor.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.attendant.leave()
+        self.monitor.join()
 
     def seen(self) -> None:
-        """Wait until the attendant has looked, and has done with what it saw."""
-        looks = self.place.looks
-        while self.place.looks < looks + 3:
+        """Wait until the monitor has looked again, and has handled what it saw."""
+        looks = self.confinement.looks
+        while self.confinement.looks < looks + 3:
             time.sleep(0.001)
 
 
@@ -171,80 +171,82 @@ def written(sink: io.StringIO, kind: str) -> list[dict[str, Any]]:
     return [record for line in sink.getvalue().splitlines() if (record := json.loads(line))["kind"] == kind]
 
 
-def test_a_fall_is_told_and_written_down() -> None:
+def test_a_fall_is_reported_and_logged() -> None:
     sink = io.StringIO()
     with Scene(sink) as scene:
-        scene.place.others_bytes = 30 * MIB
+        scene.confinement.others_bytes = 30 * MIB
         scene.world.until(lambda w: bool(w.budgets))
         assert scene.world.budgets == [SHARE.budget_bytes(30 * MIB)]
-        assert scene.attendant.held_max_bytes == SHARE.base_bytes + 30 * MIB
-        scene.attendant.forget_held()
-    (told,) = written(sink, "signal")
-    assert told["budget_bytes"] == SHARE.budget_bytes(30 * MIB)
-    assert told["held_bytes"] == SHARE.base_bytes + 30 * MIB
-    assert told["own_bytes"] == SHARE.base_bytes
+        assert scene.monitor.held_max_bytes == SHARE.base_bytes + 30 * MIB
+        scene.monitor.reset_held_max()
+    (signal,) = written(sink, "signal")
+    assert signal["budget_bytes"] == SHARE.budget_bytes(30 * MIB)
+    assert signal["held_bytes"] == SHARE.base_bytes + 30 * MIB
+    assert signal["own_bytes"] == SHARE.base_bytes
 
 
 def test_what_the_engine_holds_beyond_its_books_is_no_budget() -> None:
     with Scene() as scene:
-        scene.place.excess_bytes = 6 * MIB
+        scene.confinement.excess_bytes = 6 * MIB
         scene.world.until(lambda w: bool(w.budgets))
         assert scene.world.budgets == [SHARE.budget_bytes(6 * MIB)]
 
 
-def test_a_late_signal_leaves_it_in_the_dark_but_for_another_limit() -> None:
-    """The new limit is told whatever the signal, and what is told afterwards goes by it."""
+def test_after_a_late_signal_only_another_limit_is_reported() -> None:
+    """The budget of a new limit is reported whatever the signal, and later budgets follow from that limit."""
     with Scene(awake=False) as scene:
-        scene.place.others_bytes = 30 * MIB
+        scene.confinement.others_bytes = 30 * MIB
         scene.seen()
-        scene.attendant.resize(40 * MIB)
+        scene.monitor.resize(40 * MIB)
         scene.seen()
         assert scene.world.budgets == [40 * MIB]
-        assert scene.stage.share == SHARE.of(40 * MIB)
-        assert scene.stage.budget_bytes == 40 * MIB
+        assert scene.processes.share == SHARE.with_budget(40 * MIB)
+        assert scene.processes.budget_bytes == 40 * MIB
 
 
-def test_what_wakes_goes_by_the_limit_of_now_and_is_closed_in_the_end() -> None:
+def test_the_watch_follows_the_present_limit_and_is_closed_in_the_end() -> None:
     with Scene() as scene:
-        scene.attendant.resize(40 * MIB)
+        scene.monitor.resize(40 * MIB)
         scene.seen()
-        before, now = (scene.place.sights[share.limit_bytes] for share in (SHARE, SHARE.of(40 * MIB)))
+        before, now = (
+            scene.confinement.watches[share.limit_bytes] for share in (SHARE, SHARE.with_budget(40 * MIB))
+        )
         assert (before.is_closed, now.is_closed) == (True, False)
     assert now.is_closed
 
 
-def test_what_others_take_is_written_when_it_changes() -> None:
+def test_what_others_take_is_logged_when_it_changes() -> None:
     sink = io.StringIO()
     held = Holding(time.monotonic_ns() + 1000 * MS_NS, 7 * MIB, 7 * MIB)
     with Scene(sink) as scene:
         scene.allocator.said = [held, replace(held, at_ns=held.at_ns + 1)]
         scene.seen()
-        assert scene.attendant.taken_bytes == 7 * MIB
-        assert list(scene.attendant.heard) == [held]
+        assert scene.monitor.taken_bytes == 7 * MIB
+        assert list(scene.monitor.reports) == [held]
     (record,) = written(sink, "pressure")
     assert (record["taken_bytes"], record["budget_bytes"]) == (7 * MIB, SHARE.budget_bytes(7 * MIB))
 
 
-def test_what_is_due_happens_in_its_order_and_the_last_ends_the_run() -> None:
-    sink, happened = io.StringIO(), list[str]()
-    due = [
-        TimedAction(3 * MS_NS, lambda: scene.attendant.end("horizon")),
-        TimedAction(2 * MS_NS, lambda: happened.append("second")),
-        TimedAction(1 * MS_NS, lambda: happened.append("first")),
+def test_actions_run_in_their_order_and_the_last_ends_the_run() -> None:
+    sink, done = io.StringIO(), list[str]()
+    actions = [
+        TimedAction(3 * MS_NS, lambda: scene.monitor.stop_world("horizon")),
+        TimedAction(2 * MS_NS, lambda: done.append("second")),
+        TimedAction(1 * MS_NS, lambda: done.append("first")),
     ]
-    scene = Scene(sink, due)
+    scene = Scene(sink, actions)
     with scene:
         scene.world.until(lambda w: bool(w.stopped))
-    assert happened == ["first", "second"]
+    assert done == ["first", "second"]
     assert scene.world.stopped == ["horizon"]
     assert written(sink, "kernel")[-1]["peak_bytes"] == 42
 
 
-def test_a_victim_is_told_by_what_it_was() -> None:
-    """Neither of the two is there; the kernel has counted one kill, so both have gone by it."""
+def test_a_victim_is_logged_with_its_role() -> None:
+    """Neither of the two processes exists; the kernel has counted a kill, so both count as victims."""
     sink = io.StringIO()
-    scene = Scene(sink, [TimedAction(MS_NS, lambda: scene.attendant.end("horizon"))])
-    scene.place.kills = 1
+    scene = Scene(sink, [TimedAction(MS_NS, lambda: scene.monitor.stop_world("horizon"))])
+    scene.confinement.kills = 1
     scene.engine.pid = 2**22 + 2
     with scene:
         scene.world.until(lambda w: bool(w.stopped))
@@ -252,24 +254,24 @@ def test_a_victim_is_told_by_what_it_was() -> None:
         ("allocator", 2**22 + 1),
         ("engine", 2**22 + 2),
     }
-    assert scene.place.engines == [2**22 + 2], "it was told of once"
+    assert scene.confinement.engines == [2**22 + 2], "it was adopted once"
 
 
 def test_a_breach_stops_the_world_and_is_raised() -> None:
     scene = Scene()
-    scene.attendant.start()
-    scene.place.breach = "too little left"
+    scene.monitor.start()
+    scene.confinement.breach = "too little left"
     scene.world.until(lambda w: bool(w.stopped))
     assert scene.world.stopped == ["BreachError: too little left"]
-    for told in (scene.attendant.check, lambda: scene.attendant.end("over"), scene.attendant.leave):
+    for call in (scene.monitor.check, lambda: scene.monitor.stop_world("over"), scene.monitor.join):
         with pytest.raises(BreachError, match="too little left"):
-            told()
+            call()
     assert scene.world.stopped[-1] == "over", "it is stopped all the same"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_stops_the_run_in_a_line(tmp_path: Path) -> None:
-    """Whoever came upon it: here the attendant, whose world is stopped."""
+    """Whichever thread meets it: here the monitor's, which stops the world."""
     path = tmp_path / "events.jsonl"
     path.symlink_to("/dev/full")
     with pytest.raises(BreachError) as said:

@@ -1,4 +1,4 @@
-"""Who is gone is told when the kernel has killed, and only then; pages waited for are summed over all engines."""
+"""A process that has gone is a victim only if the kernel has counted a kill; major faults are summed over engines."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ def process(root: Path, pid: int, state: str = "S", faults: int = 0) -> None:
     plant(root, {f"proc/{pid}/stat": f"{pid} (molt) S (x) {fields}\n"})
 
 
-def test_a_victim_is_told_once(tmp_path: Path) -> None:
+def test_a_victim_is_reported_once(tmp_path: Path) -> None:
     process(tmp_path, 7)
     process(tmp_path, 8)
-    toll = Victims(tmp_path)
-    assert toll.follow(7, ENGINE)
-    assert toll.follow(8, ALLOCATOR)
-    assert not toll.follow(7, ENGINE)
-    assert toll.look(0) == []
+    victims = Victims(tmp_path)
+    assert victims.follow(7, ENGINE)
+    assert victims.follow(8, ALLOCATOR)
+    assert not victims.follow(7, ENGINE)
+    assert victims.newly_gone(0) == []
     process(tmp_path, 7, state="Z")
-    assert toll.look(1) == [(ENGINE, 7)]
-    assert toll.look(1) == []
-    assert not toll.follow(7, ENGINE), "who has gone stays gone"
+    assert victims.newly_gone(1) == [(ENGINE, 7)]
+    assert victims.newly_gone(1) == []
+    assert not victims.follow(7, ENGINE), "a process that has gone stays gone"
 
 
 def test_a_victim_goes_later_than_it_is_counted(tmp_path: Path) -> None:
     process(tmp_path, 7)
-    toll = Victims(tmp_path)
-    toll.follow(7, ENGINE)
-    assert toll.look(1) == []
+    victims = Victims(tmp_path)
+    victims.follow(7, ENGINE)
+    assert victims.newly_gone(1) == []
     process(tmp_path, 7, state="Z")
-    assert toll.look(1) == [(ENGINE, 7)]
+    assert victims.newly_gone(1) == [(ENGINE, 7)]
 
 
-def test_who_ended_by_itself_is_no_victim(tmp_path: Path) -> None:
-    toll = Victims(tmp_path)
-    toll.follow(7, ENGINE)
-    assert toll.look(0) == []
-    assert toll.look(1) == [], "it had gone before"
+def test_a_process_that_ended_by_itself_is_no_victim(tmp_path: Path) -> None:
+    victims = Victims(tmp_path)
+    victims.follow(7, ENGINE)
+    assert victims.newly_gone(0) == []
+    assert victims.newly_gone(1) == [], "it had gone before"
 
 
 def test_faults_outlive_their_process(tmp_path: Path) -> None:
-    toll = Victims(tmp_path)
+    victims = Victims(tmp_path)
     for pid, what, faults in ((7, ENGINE, 30), (8, ALLOCATOR, 500)):
         process(tmp_path, pid, faults=faults)
-        toll.follow(pid, what)
-    toll.look(0)
+        victims.follow(pid, what)
+    victims.newly_gone(0)
     process(tmp_path, 7, state="X")
     process(tmp_path, 9, faults=4)
-    toll.follow(9, ENGINE)
-    toll.look(1)
-    assert toll.major_faults == 34
+    victims.follow(9, ENGINE)
+    victims.newly_gone(1)
+    assert victims.major_faults == 34
 
 
 def test_this_process_is_alive() -> None:
