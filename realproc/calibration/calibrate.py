@@ -1,7 +1,7 @@
-"""Measures what every step of a ladder costs on this machine and writes a profile for the simulator.
+"""Measures what every step of a ladder costs on this machine, and writes a profile for the simulator.
 
 Medians of repeated runs on the real engine; the affine costs of ``molt.core.costs.StepCost`` are fitted to them by
-least squares with non-negative coefficients. Run it on a machine that does nothing else.
+least squares with non-negative coefficients. Run it on an otherwise idle machine.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ Sample = tuple[int, int, float]
 def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.0) -> CostModel:
     """Measure the ladder ``name`` and write its profile to ``out``.
 
-    ``apart``: the engine is a process of its own, as that of servers and of runs with real processes is: every call
-    costs what the pipe to it costs, and every step what a live world does around it. ``slowdown``: measured as slow as
-    scenarios with that slowdown are, whose cores cool down while time goes by, and written down as of this machine.
+    ``apart``: the engine is a process of its own, as in servers and in runs with real processes; then every call
+    includes the pipe, and every step the overhead of a live world. ``slowdown``: the engine is slowed down as in
+    scenarios with that slowdown, whose cores cool down while it waits; the profile is converted back to this machine.
 
     Times depend on lengths alone, so they are measured on made-up prompts. The divergences of a route are means over
-    the documents that ship with pico and were held out from everything.
+    the documents that ship with pico and were held out from all training and fitting.
     """
     from molt.evals.setup import LoadedLadder
     from molt.models.pico.corpus import shipped_documents
@@ -84,8 +84,10 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
         }
     tokenizer = Tokenizer.from_file(str(spec.tokenizer))
     texts = [tokenizer.encode(text).ids for _, text in shipped_documents()]
-    bench = LoadedLadder(spec)
-    divergences = [tuple(judged(bench, route, texts)) for route in track(carried, "quality", console=console)]
+    loaded = LoadedLadder(spec)
+    divergences = [
+        tuple(judged(loaded, route, texts)) for route in track(carried, "quality", console=console)
+    ]
     routes = {
         f"{route.source}->{route.dest}": RouteCosts(switch, quality)
         for route, switch, quality in zip(carried, switches, divergences, strict=True)
@@ -111,7 +113,7 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
 
 @contextmanager
 def measured_engine(spec: LadderSpec, *, apart: bool, slowdown: float = 1.0) -> Iterator[Engine]:
-    """The engine that is measured; ``apart`` and ``slowdown`` as in ``calibrate``."""
+    """The engine to measure; ``apart`` and ``slowdown`` as in ``calibrate``."""
     if apart:
         remote = SlowedEngine(ChildSpec(str(spec.path)), slowdown)
         remote.start()
@@ -128,14 +130,14 @@ def measured_engine(spec: LadderSpec, *, apart: bool, slowdown: float = 1.0) -> 
 def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
     load_ns, release_ns = _load_and_release(engine, rung)
     engine.load(rung)
-    reads: list[Sample] = []
+    prefills: list[Sample] = []
     decodes: list[Sample] = []
     for context in (c for c in CONTEXTS if c + MEASURED_TOKENS < ladder.rung(rung).max_positions):
-        read, decode = _reads_and_decodes(engine, rung, context)
-        reads += read
+        added, decode = _prefills_and_decodes(engine, rung, context)
+        prefills += added
         decodes.append(decode)
     engine.release(rung)
-    return RungCosts(load_ns, release_ns, fit_step(reads), _decode_cost(decodes))
+    return RungCosts(load_ns, release_ns, fit_step(prefills), _decode_cost(decodes))
 
 
 def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
@@ -147,7 +149,7 @@ def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
 
 
 def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[HealingFactor, ...]:
-    """What re-reading tokens does to a decode step of a rung that projected caches come to."""
+    """How much longer a decode step takes that heals tokens, on a rung that projected caches are switched to."""
     ends = [route for route in ladder.routes if route.dest == rung and route.kind is RouteKind.PROJECT]
     if not ends:
         return ()
@@ -185,30 +187,30 @@ def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:
     return DiskCosts(statistics.median(writes) / size, statistics.median(reads) / size)
 
 
-def _reads_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sample], Sample]:
-    """Medians of reading chunks of every size, one after the other on top of ``context`` cells, then of decoding.
+def _prefills_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sample], Sample]:
+    """Medians of prefilling chunks of every size, one after the other on top of ``context`` cells, then of decoding.
 
-    The context grows meanwhile: each median stands at the middle of its own stretch.
+    The context grows meanwhile: each median is placed in the middle of its own stretch.
     """
-    to_read, done = context + REPEATS * sum(CHUNKS), 0
-    with _generation(engine, rung, to_read + 1) as tenant:
+    to_prefill, done = context + REPEATS * sum(CHUNKS), 0
+    with _generation(engine, rung, to_prefill + 1) as tenant:
 
-        def read(tokens: int, chunk: int) -> None:
+        def prefill(tokens: int, chunk: int) -> None:
             nonlocal done
             engine.prefill(tenant, tokens, chunk)
             done += tokens
 
         if context:
-            read(context, CHUNKS[-1])
-        reads: list[Sample] = []
+            prefill(context, CHUNKS[-1])
+        prefills: list[Sample] = []
         for chunk in CHUNKS:
             before = done
-            median_ns = _median_ns(REPEATS * [lambda size=chunk: read(size, size)])  # type: ignore[misc]
-            reads.append((chunk, (before + done - chunk) // 2, median_ns))
-        if done < to_read:  # where reading takes long, less of it was done
-            read(to_read - done, CHUNKS[-1])
+            median_ns = _median_ns(REPEATS * [lambda size=chunk: prefill(size, size)])  # type: ignore[misc]
+            prefills.append((chunk, (before + done - chunk) // 2, median_ns))
+        if done < to_prefill:  # where prefilling takes long, fewer repeats were made
+            prefill(to_prefill - done, CHUNKS[-1])
         decode_ns = _median_ns(DECODES * [lambda: engine.decode(tenant, 1)])
-    return reads, (1, done + DECODES // 2, decode_ns)
+    return prefills, (1, done + DECODES // 2, decode_ns)
 
 
 @contextmanager

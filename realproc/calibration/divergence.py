@@ -1,4 +1,5 @@
-"""How far a carried cache is from the destination's own, at every setting of the dial: what a profile predicts with."""
+"""How far a carried cache diverges from the destination's own, at every setting of the dial: the predictions of a
+profile."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ JUDGED_CELLS = (128, 512)
 JUDGED_NATIVE = (0, 16, 64, 256)
 JUDGED_TEXTS = 8
 JUDGING_S = 20
-"""After so long no further text is judged at one length: a large ladder takes seconds for each."""
+"""After so long no further text is judged at one length: on a large ladder each takes seconds."""
 
 
-def divergences(bench: LoadedLadder, route: Route, texts: list[list[int]]) -> Iterator[Divergence]:
+def divergences(loaded: LoadedLadder, route: Route, texts: list[list[int]]) -> Iterator[Divergence]:
     """Mean KL of a switch after texts of some lengths, at every setting of the dial."""
     for cells in JUDGED_CELLS:
         dial = JUDGED_NATIVE if route.kind is RouteKind.PROJECT else (0,)
         kls: dict[int, list[float]] = {native: [] for native in dial if native < cells}
         begin = time.monotonic()
         for text in [text[: cells + 1] for text in texts if len(text) > cells][:JUDGED_TEXTS]:
-            for native, kl in _judged(bench, route, text, tuple(kls)):
+            for native, kl in _judged(loaded, route, text, tuple(kls)):
                 kls[native].append(kl)
             if time.monotonic() - begin > JUDGING_S:
                 break
@@ -37,10 +38,10 @@ def divergences(bench: LoadedLadder, route: Route, texts: list[list[int]]) -> It
 
 
 def _judged(
-    bench: LoadedLadder, route: Route, text: list[int], dial: tuple[int, ...]
+    loaded: LoadedLadder, route: Route, text: list[int], dial: tuple[int, ...]
 ) -> Iterator[tuple[int, float]]:
-    """KL of a switch after all but the last token of a text, by how many of its last tokens are read natively."""
-    source, dest = bench.rung(route.source), bench.rung(route.dest)
+    """KL of a switch after all but the last token of a text, by how many of its last tokens are prefilled natively."""
+    source, dest = loaded.rung(route.source), loaded.rung(route.dest)
     cache = source.read_afresh(text[:-1])
     by = switch_reference(source, dest, cache, text)
     for native in dial:
@@ -48,5 +49,5 @@ def _judged(
             carried = carry(cache.fork(spare=0), dest, text, len(text))
         else:
             islands = Islands(SINKS, native)
-            carried = transplant(cache, source.rope, bench.kv_map(route), dest, text, len(text), islands)
+            carried = transplant(cache, source.rope, loaded.kv_map(route), dest, text, len(text), islands)
         yield native, judge(dest, carried, by).carried.kl

@@ -1,7 +1,7 @@
-"""What a live world adds to the steps of an engine that is a process of its own.
+"""The overhead of a live world's loop, around each step of an engine in a process of its own.
 
-Between two calls it hears, decides and writes its log, and the cores of the engine cool down. On a small model that is
-half of a token; none of it is seen where one call of the engine follows the other.
+Between two calls of the engine the world takes facts, decides and writes its log, and the engine's cores cool down. On
+a small model that is half of a token's time. It does not show where calls of the engine follow each other at once.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ PLENTY_BYTES = 2**62
 
 
 def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1.0) -> int:
-    """Nanoseconds that a world adds to a decode step of ``rung`` beyond its ``costs``: the median of an answer.
+    """Nanoseconds that a live world adds to a decode step of ``rung``, beyond its ``costs``: the median of an answer.
 
-    The engine is ``slowdown`` times slower than the machine, as are ``costs``.
+    Engine and ``costs`` are ``slowdown`` times slower than the machine.
     """
     alone = replace(spec.ladder, rungs=(rung,), routes=())
     model = CostModel("", alone.name, 0, DiskCosts(0.0, 0.0), {rung.name: costs}, {})
     stamps: list[int] = []
 
-    def hear(heard: WorldRecord) -> None:
-        if isinstance(heard, TokensProduced):
-            stamps.append(heard.at_ns)
-        elif isinstance(heard, TenantFinished):
+    def on_record(record: WorldRecord) -> None:
+        if isinstance(record, TokensProduced):
+            stamps.append(record.at_ns)
+        elif isinstance(record, TenantFinished):
             world.stop("measured")
 
     with Path(os.devnull).open("w", encoding="utf-8", buffering=1) as sink:
         engine = SlowedEngine(ChildSpec(str(spec.path)), slowdown)
-        world = LiveWorld(alone, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, listen=hear)
+        world = LiveWorld(
+            alone, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, listen=on_record
+        )
         world.ask("measured", TenantKind.FOREGROUND, made_up_request(PROMPT_TOKENS, ANSWER_TOKENS))
         world.run()
     added = [
@@ -54,13 +56,13 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
 
 
 def with_overhead(costs: RungCosts, added: int, healing_cells: int) -> RungCosts:
-    """The costs of a rung with ``added`` nanoseconds around every step; what healing takes, measured on
-    ``healing_cells``, is the same as before."""
-    decode, read = costs.decode, costs.read
+    """The costs of a rung with ``added`` nanoseconds around every step. Healing, whose factor was measured on
+    ``healing_cells``, takes as many nanoseconds more than a bare step as before."""
+    decode, prefill = costs.decode, costs.read
     bare_ns = decode.ns(1, healing_cells)
     return replace(
         costs,
-        read=StepCost(read.fixed_ns + added, read.token_ns, read.pair_ns),
+        read=StepCost(prefill.fixed_ns + added, prefill.token_ns, prefill.pair_ns),
         decode=StepCost(decode.fixed_ns, decode.token_ns + added, decode.pair_ns),
         healing=tuple(
             HealingFactor(one.tokens, (one.factor * bare_ns + added) / (bare_ns + added))

@@ -1,1 +1,1 @@
-"""What the kernel offers: control groups, pressure and its signals, what a machine is, and ceilings for a run."""
+"""What the kernel offers: control groups, memory pressure and its signals, the machine, limits of a run."""

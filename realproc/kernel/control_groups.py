@@ -1,11 +1,11 @@
-"""The control groups this process is in: layout, what they allow, and whether a limit of one's own can be set.
+"""The control groups of this process: their layout, what they allow, and whether a new limit can be set below them.
 
 Rules of this module:
 
 - Everything is read below ``root``, so that a test can make up a whole machine.
-- A group is limited by each of its ancestors as well: the tightest counts.
+- A group is limited by each of its ancestors as well: the tightest limit counts.
 - What is missing or makes no sense is ``None``, never an exception.
-- What ``try_limit`` makes it removes, whatever happens.
+- ``try_limit`` removes the group that it makes, whatever happens.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Version = Literal["v1", "v2"]
 class ControlGroups:
     """What the control groups of this process allow.
 
-    ``memory_folders`` has its memory group and that one's ancestors, inmost first. ``limit_bytes`` is the tightest
-    limit among them, ``room_bytes`` what is left below it when clean file pages are given up; ``None`` without one.
-    ``quota_cores`` is the processor time allowed, in cores.
+    ``memory_folders`` are its memory group and the ancestors of that, inmost first. ``limit_bytes`` is the tightest
+    limit among them, ``room_bytes`` the least left below one once clean file pages are dropped; ``None`` without
+    a limit. ``quota_cores`` is the processor time allowed, in cores.
     """
 
     layout: Layout
@@ -47,7 +47,7 @@ class ControlGroups:
 
 @dataclass(frozen=True, slots=True)
 class LimitTrial:
-    """Whether a memory limit could be set on a new group; where it worked, or what stood against it."""
+    """Whether a memory limit could be set on a new group; ``detail`` says where, or why not."""
 
     settable: bool
     detail: str
@@ -80,10 +80,10 @@ def read_groups(root: Path = Path("/")) -> ControlGroups:
 
 
 def try_limit(groups: ControlGroups) -> LimitTrial:
-    """Make a memory group, set its limit and remove it: in the own group, or the nearest ancestor that lets us.
+    """Make a memory group, set its limit and remove it: below the own group, or the nearest ancestor that allows it.
 
-    A v2 group can only limit children where ``cgroup.subtree_control`` hands the controller down; that is looked at
-    and left as it is.
+    A v2 group can only limit children where ``cgroup.subtree_control`` hands the controller down; that file is read and
+    never changed.
     """
     if groups.memory is None:
         return LimitTrial(False, "no memory controller")
@@ -100,7 +100,7 @@ def try_limit(groups: ControlGroups) -> LimitTrial:
 
 
 def limits_children(groups: ControlGroups, folder: Path) -> bool:
-    """Whether groups below ``folder`` get the memory controller: in v2, where ``cgroup.subtree_control`` says so."""
+    """Whether groups below ``folder`` have the memory controller: in v2, where ``cgroup.subtree_control`` names it."""
     return groups.memory == "v1" or "memory" in (read_text(folder / "cgroup.subtree_control") or "").split()
 
 
@@ -126,7 +126,7 @@ def as_count(text: str | None) -> int | None:
 
 
 def _refusal(parent: Path, limit_file: str) -> str | None:
-    """Why no group with a limit can be had below ``parent``; ``None`` if one was made, limited and removed."""
+    """Why no group with a limit can be made below ``parent``; ``None`` if one was made, limited and removed."""
     folder = parent / f"{TRIAL_NAME}-{os.getpid()}"
     try:
         make_group(folder)
@@ -158,7 +158,7 @@ def set_limit(file: Path) -> None:
 
 
 def write(file: Path, text: str) -> None:
-    """Write to a file of the kernel's; never makes one. Raises ``OSError`` that names it."""
+    """Write to a file of the kernel, which must exist. Raises an ``OSError`` that names it."""
     handle = os.open(file, os.O_WRONLY | os.O_TRUNC)
     try:
         os.write(handle, text.encode())
@@ -243,7 +243,7 @@ def _limit(folder: Path, version: Version | None) -> int | None:
 
 
 def _in_use(folder: Path) -> int | None:
-    """Bytes charged to a group, without the file pages that the kernel drops before it kills."""
+    """Bytes charged to a group, without its inactive file pages, which the kernel drops before it kills."""
     used = read_count(folder / "memory.current")
     if used is None:
         used = read_count(folder / "memory.usage_in_bytes")

@@ -5,10 +5,10 @@ Rules of this module:
 - Before a run, its limit is compared with its ceiling and with what the machine must keep free; the run is refused
   rather than begun too large. During it, the kernel holds it to its limit, and the watchdog stops it when the machine
   has less left than it must keep.
-- The watchdog is there before the group is, and is told its possible places first: there is no moment at which the
-  supervisor could be killed and leave something behind.
-- Children outside of the group are told to the guard (``child``) as soon as they are there; what covers the moment
-  before is ``molt/live/parent_death.py``.
+- The watchdog starts before the group is made, and receives the folders where the group may be: at no moment could a
+  killed supervisor leave something behind.
+- Children outside of the group are reported to the guard (``child``) as soon as they exist; until then
+  ``molt/live/parent_death.py`` ends them with the supervisor.
 - Leaving the guard, by whatever exception, ends the run: children and group are gone when ``__exit__`` returns.
 """
 
@@ -48,7 +48,7 @@ class BreachError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The most that a run may take, and what the machine must keep free meanwhile."""
+    """The largest limit that a run may have, and what the machine must keep free meanwhile."""
 
     limit_max_bytes: int
     keep_free_bytes: int
@@ -74,8 +74,8 @@ def default_ceilings(total_bytes: int) -> Ceilings:
 class Guard:
     """A limited group, and a watchdog over it: ``with Guard(limit_bytes, ceilings) as guard:``.
 
-    ``group`` is there inside of the ``with``. Entering raises ``InputError`` where the run may not begin, or no group
-    can be had.
+    ``group`` exists inside of the ``with``. Entering raises ``InputError`` where the run may not begin, or no group can
+    be made.
     """
 
     group: MemoryGroup
@@ -92,7 +92,7 @@ class Guard:
         self._ceilings.check(self._limit_bytes, psutil.virtual_memory().available)
         name = f"molt-run-{os.getpid()}-{time.monotonic_ns()}"
         self._charge = Charge(
-            places=tuple(map(str, limited_group.places(self._groups, name))),
+            folders=tuple(map(str, limited_group.candidate_folders(self._groups, name))),
             keep_free_bytes=self._ceilings.keep_free_bytes,
         )
         self._watchdog = start_watchdog(self._charge)
@@ -109,12 +109,12 @@ class Guard:
         return self._watchdog.pid
 
     def child(self, pid: int) -> None:
-        """Have a process ended with the run; it may be in the group or not."""
+        """End this process with the run, whether it is in the group or not."""
         self._children.append(psutil.Process(pid))
-        self._tell({"child": pid})
+        self._send({"child": pid})
 
     def check(self) -> None:
-        """``BreachError`` if the run had to be stopped, or the watchdog is not there any more. Costs microseconds."""
+        """``BreachError`` if the run had to be stopped, or the watchdog has gone. Costs microseconds."""
         output = self._watchdog.stdout
         assert output is not None, "the watchdog has a pipe"
         if select.select([output], [], [], 0)[0]:
@@ -126,7 +126,7 @@ class Guard:
     ) -> None:
         try:
             for child in self._children:
-                with contextlib.suppress(psutil.Error):  # gone, and its id perhaps somebody else's
+                with contextlib.suppress(psutil.Error):  # it has gone; its id may be another process's
                     child.kill()
             gone = limited_group.remove(self.group.folder, CLEAR_UP_S)
         finally:
@@ -134,7 +134,7 @@ class Guard:
         if not gone and error is None:
             raise BreachError(f"{self.group.folder}: could not be removed")
 
-    def _tell(self, line: dict[str, int]) -> None:
+    def _send(self, line: dict[str, int]) -> None:
         assert self._watchdog.stdin is not None, "the watchdog has a pipe"
         try:
             self._watchdog.stdin.write(json.dumps(line).encode() + b"\n")
@@ -143,7 +143,7 @@ class Guard:
             raise BreachError("the watchdog of the run has gone") from None
 
     def _end_watchdog(self) -> None:
-        """The end of its input ends it; it clears up what is left, if anything is, and may go on doing so."""
+        """End the watchdog by the end of its input; it clears up what is left, and may take longer than this waits."""
         for pipe in (self._watchdog.stdin, self._watchdog.stdout):
             assert pipe is not None, "the watchdog has pipes"
             pipe.close()
@@ -152,7 +152,7 @@ class Guard:
 
 
 def start_watchdog(charge: Charge) -> subprocess.Popen[bytes]:
-    """A watchdog that is ready; ``BreachError`` if it does not get there."""
+    """Start a watchdog and wait until it is ready; ``BreachError`` if it does not start."""
     watchdog = subprocess.Popen(
         [sys.executable, "-m", "realproc.kernel.watchdog"],
         cwd=IMPORT_ROOT,

@@ -1,15 +1,15 @@
-"""A memory control group of our own for one run: v1 and v2 behind one protocol.
+"""A memory control group made for one run: v1 and v2 behind one protocol.
 
 Rules of this module:
 
-- A run has a new group, so that the kernel's own counters (peak, kills) begin at nothing and belong to it alone.
-- The kernel charges memory to the group that its toucher is in *at that moment* and never moves a charge along. A
-  process therefore enters the group (``join``, ``add``) before it allocates what is to be counted.
-- Where there is swap, the group may not use it: a limit is met by giving memory back or by being killed.
-- Making a group refuses in one line, an ``InputError``, where none can be had. After that a missing or unreadable file
-  is an ``OSError``: the group was taken away.
-- ``remove`` takes the processes along. This process is never in a group of its own making.
-- Sizes are integer bytes.
+- A run has a new group, so that the kernel's own counters (peak, kills) begin at 0 and belong to that run alone.
+- The kernel charges a page to the group of the process that first touches it, and never moves the charge. A process
+  therefore enters the group (``join``, ``add``) before it allocates what is to be counted.
+- Where there is swap, the group may not use it: at the limit, memory is given back or a process is killed.
+- Where no group can be made, ``make`` raises an ``InputError`` of one line. After that a missing or unreadable file is
+  an ``OSError``: the group was taken away.
+- ``remove`` kills the processes in the group. This process never enters a group that it has made.
+- Sizes are integer bytes; ``realproc/supervisor/headroom.py`` defines their names.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ REMOVAL_POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the kernel counts in a group, once. ``None``: this kernel does not tell.
+    """One reading of what the kernel counts in a group. ``None``: this kernel does not count it.
 
-    ``usage_bytes`` is what the limit is compared with, ``peak_bytes`` the most that it ever was (the kernel's own
-    counter, which misses nothing between two readings). ``anonymous_bytes`` is memory without a file behind it,
-    ``file_bytes`` the page cache with shared memory; of that the kernel can drop ``droppable_bytes`` by itself.
-    ``kills`` is how many processes its OOM killer has taken, ``limit_hits`` how often the limit was met at all.
+    ``usage_bytes`` is what the limit is compared with, ``peak_bytes`` its maximum (the kernel's counter, which
+    misses nothing between readings). ``anonymous_bytes`` is memory without a file behind it, ``file_bytes`` the page
+    cache with shared memory; of that the kernel can drop ``droppable_bytes`` by itself. ``kills`` is how many processes
+    its OOM killer has killed, ``limit_hits`` how often the limit was met at all.
     """
 
     usage_bytes: int
@@ -58,7 +58,7 @@ class Reading:
 
     @property
     def held_bytes(self) -> int:
-        """What is used and cannot be dropped: only giving it back, or a kill, makes it less."""
+        """The usage that cannot be dropped: only giving memory back, or a kill, makes it less."""
         return max(0, self.usage_bytes - self.droppable_bytes)
 
 
@@ -71,11 +71,11 @@ class MemoryGroup(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where its files are; ``join`` takes it."""
+        """The folder of its files, which ``join`` takes."""
 
     @property
     def usage_file(self) -> Path:
-        """The file that has its usage, a number of bytes, for those who keep it open."""
+        """The file with its usage, a number of bytes; a ``Meter`` keeps it open."""
 
     @property
     def limit_bytes(self) -> int:
@@ -85,7 +85,7 @@ class MemoryGroup(Protocol):
         """Set the limit. Below usage, v1 refuses with ``OSError`` (EBUSY) and v2 kills."""
 
     def reset_peak(self) -> None:
-        """The peak begins anew, where the kernel lets it: not in v2, whose peak is that since the group was made."""
+        """The peak begins anew, where the kernel allows it: not in v2, whose peak counts since the group was made."""
 
     def read(self) -> Reading:
         """Everything that is counted."""
@@ -96,7 +96,7 @@ class MemoryGroup(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupV1:
-    """A group of a v1 hierarchy. Beside the protocol, it wakes at a usage, and can pause instead of kill."""
+    """A group of a v1 hierarchy. Beyond the protocol, it signals a usage, and can pause instead of kill."""
 
     folder: Path
 
@@ -111,8 +111,8 @@ class GroupV1:
         return _number(self.folder / "memory.limit_in_bytes")
 
     def set_limit(self, limit_bytes: int) -> None:
-        """The limit of memory with swap is kept equal: it may never be below, so the order depends. Where swap is not
-        counted, nothing of the group is swapped out."""
+        """The limit of memory with swap is kept equal; it may never be below, so the order of writing matters. If the
+        kernel does not count swap, nothing of the group is swapped out."""
         files = [self.folder / "memory.limit_in_bytes", self.folder / "memory.memsw.limit_in_bytes"]
         if not files[1].exists() and (swappiness := self.folder / "memory.swappiness").exists():
             write(swappiness, "0")
@@ -139,7 +139,7 @@ class GroupV1:
         return max(0, _number(self.usage_file) - _droppable_v1(_table(self.folder / "memory.stat")))
 
     def reset_peak(self) -> None:
-        """The peak begins anew, at the usage of now."""
+        """The peak begins anew, at the present usage."""
         write(self.folder / "memory.max_usage_in_bytes", "0")
 
     def usage_event(self, *wake_bytes: int) -> int:
@@ -155,12 +155,12 @@ class GroupV1:
         return self._event("memory.pressure_level", level)
 
     def pause_at_limit(self, on: bool) -> None:
-        """At the limit, put whoever asks for more to sleep until there is room, instead of killing somebody."""
+        """At the limit, let a process that asks for more sleep until there is room, instead of killing one."""
         write(self.folder / "memory.oom_control", str(int(on)))
 
     @property
     def paused(self) -> bool:
-        """Whether somebody sleeps at the limit now."""
+        """Whether a process sleeps at the limit now."""
         return _table(self.folder / "memory.oom_control").get("under_oom") == 1
 
     def _event(self, file: str, *arguments: str) -> int:
@@ -180,7 +180,7 @@ class GroupV1:
 
 @dataclass(frozen=True, slots=True)
 class GroupV2:
-    """A group of the v2 hierarchy. Beside the protocol, it can be slowed down above a size, and says so."""
+    """A group of the v2 hierarchy. Beyond the protocol, it slows processes down above a usage, and signals that."""
 
     folder: Path
 
@@ -192,7 +192,7 @@ class GroupV2:
 
     @property
     def events_file(self) -> Path:
-        """Polled for ``POLLPRI``, it tells that ``memory.high`` or the limit was met."""
+        """Polled for ``POLLPRI``, it signals that ``memory.high`` or the limit was met."""
         return self.folder / "memory.events"
 
     @property
@@ -206,10 +206,10 @@ class GroupV2:
         write(self.folder / "memory.max", str(limit_bytes))
 
     def reset_peak(self) -> None:
-        """Since Linux 6.12 a reader may reset what it alone sees; others, as this one, may not."""
+        """Does nothing: since Linux 6.12 a reader can reset the peak for its own open file alone."""
 
     def set_high(self, wake_bytes: int) -> None:
-        """Above this, whoever asks for more is slowed down, up to 2 s for each batch; nobody is killed for it."""
+        """Above this usage, a process that asks for more is slowed down, up to 2 s for each batch; none is killed."""
         write(self.folder / "memory.high", str(wake_bytes))
 
     def read(self) -> Reading:
@@ -231,8 +231,8 @@ class GroupV2:
 # --- making and removing ---
 
 
-def places(groups: ControlGroups, name: str) -> tuple[Path, ...]:
-    """Where a group called ``name`` may be made, best first: below the own group, then below its ancestors.
+def candidate_folders(groups: ControlGroups, name: str) -> tuple[Path, ...]:
+    """The folders where a group may be made, best first: below the own group, then below its ancestors.
 
     A v2 group limits its children only where ``cgroup.subtree_control`` hands the controller down.
     """
@@ -242,14 +242,14 @@ def places(groups: ControlGroups, name: str) -> tuple[Path, ...]:
 
 
 def make(groups: ControlGroups, name: str, limit_bytes: int) -> GroupV1 | GroupV2:
-    """A new, empty group with a limit, at the first of its ``places`` that can be had; ``InputError``: at none.
+    """A new, empty group with a limit, in the first candidate folder that allows it; ``InputError`` if none does.
 
-    Whoever makes it removes it.
+    The caller removes it.
     """
     if groups.memory is None:
         raise InputError(f"no memory limit can be set: no memory controller is mounted; {HINT}")
     refusals = []
-    for folder in places(groups, name):
+    for folder in candidate_folders(groups, name):
         group = GroupV1(folder) if groups.memory == "v1" else GroupV2(folder)
         try:
             control_groups.make_group(folder)
@@ -274,20 +274,20 @@ def join(folder: Path) -> None:
 
 def add(folder: Path, pid: int) -> None:
     """Move another process into the group; ``InputError`` if that is not allowed, or either is gone."""
-    assert pid != os.getpid(), "whoever removes a group stays out of it"
+    assert pid != os.getpid(), "the process that removes a group stays out of it"
     _enter(folder, str(pid))
 
 
 def processes(folder: Path) -> tuple[int, ...]:
     """Ids of the living processes in a group; none where there is no group."""
     pids = map(as_count, _words(folder / "cgroup.procs"))
-    return tuple(pid for pid in pids if pid)  # 0 is a process that cannot be seen from here
+    return tuple(pid for pid in pids if pid)  # 0 is a process of another PID namespace
 
 
 def remove(folder: Path, within_s: float = 5.0) -> bool:
-    """Kill every process of a group, and remove it once they are gone; whether it is gone at the end.
+    """Kill every process of a group, and remove it once they are gone; returns whether it is gone.
 
-    A group that is not there is gone. Killing is repeated, as a process may have been born in between.
+    A group that does not exist is gone. Killing is repeated, because a process may have been forked in between.
     """
     until = time.monotonic() + within_s
     while folder.exists():
@@ -317,7 +317,7 @@ def _enter(folder: Path, pid: str) -> None:
 
 
 def _number(file: Path) -> int:
-    """A number that must be there; ``max`` is no number, and a group of ours has none."""
+    """The number in a file that must exist; ``max`` is no number, and no group made here has it."""
     text = file.read_text(encoding="ascii").strip()
     number = as_count(text)
     if number is None:
@@ -337,7 +337,7 @@ def _hierarchical(stat: dict[str, int], key: str) -> int:
 
 
 def _droppable_v1(stat: dict[str, int]) -> int:
-    """File pages that are nobody's work: neither shared memory nor still to be written."""
+    """Clean file pages: neither shared memory nor still to be written."""
     kept = sum(_hierarchical(stat, key) for key in ("shmem", "dirty", "writeback"))
     return max(0, _hierarchical(stat, "cache") - kept)
 

@@ -1,9 +1,9 @@
-"""What this machine offers, read from the files in which the kernel says so.
+"""What this machine offers, read from the kernel's files.
 
 Rules of this module:
 
-- Everything is read below ``root``, so that a test can make up a whole machine; only where ``root`` is the real one is
-  the rest asked of the system (macOS has none of these files).
+- Everything is read below ``root``, so that a test can make up a whole machine. Only for the real root is the system
+  asked for what its files do not have (macOS has none of them).
 - What is missing or makes no sense is ``None``, never an exception.
 - Sizes are bytes, windows nanoseconds.
 """
@@ -29,9 +29,9 @@ WINDOWS_NS = tuple(tenths * 100_000_000 for tenths in (5, 10, 20, 40, 100))
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The processor; ``cores_allowed`` are those this process may run on, ``flags`` the extensions it has.
+    """The processor; ``cores_allowed`` are those this process may run on, ``flags`` its instruction-set extensions.
 
-    ``autogroup``: time goes to sessions first, so that niceness counts only among the processes of one.
+    ``autogroup``: time is divided among sessions first, so that niceness counts only within a session.
     """
 
     name: str | None = None
@@ -48,8 +48,8 @@ class Processor:
 class MachineMemory:
     """Memory, and how the kernel hands it out.
 
-    ``transparent`` is the mode of transparent huge pages, ``reserved_huge_pages`` the number of pages in the pool that
-    must be asked for by name.
+    ``swap_bytes`` is the size of the swap. ``transparent`` is the mode of transparent huge pages,
+    ``reserved_huge_pages`` the number of pages in the pool that programs must ask for explicitly.
     """
 
     total_bytes: int | None = None
@@ -76,7 +76,7 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One reading of everything. ``environment`` is what the process was started with, of the variables watched."""
+    """One reading of everything. ``environment`` has the watched variables as they were when the process started."""
 
     system: str
     processor: Processor
@@ -121,7 +121,7 @@ def read_processor(root: Path = REAL_ROOT) -> Processor:
 
 
 def read_memory(root: Path = REAL_ROOT) -> MachineMemory:
-    """``/proc/meminfo`` and the modes of handing memory out."""
+    """``/proc/meminfo``, overcommit and huge pages."""
     info = {
         key: value.split()
         for key, colon, value in _partitioned(read_text(root / "proc/meminfo") or "")
@@ -165,7 +165,7 @@ def read_pressure(root: Path = REAL_ROOT) -> Pressure | None:
 
 
 def set_trigger(file: Path, window_ns: int) -> None:
-    """Set a trigger at a tenth of the window, for as long as the file is open: not at all. Raises ``OSError``."""
+    """Try to set a trigger at a tenth of the window; it goes when the file is closed, at once. Raises ``OSError``."""
     window_us = window_ns // 1000
     handle = os.open(file, os.O_RDWR | os.O_NONBLOCK)
     try:
@@ -181,7 +181,7 @@ def read_load(root: Path = REAL_ROOT) -> float | None:
 
 
 def read_environment(root: Path = REAL_ROOT) -> dict[str, str] | None:
-    """The watched variables as they were when the process was started, whatever was set since."""
+    """The watched variables as they were when the process started, without later changes."""
     text = read_text(root / "proc/self/environ")
     if text is None:
         return None
@@ -190,7 +190,7 @@ def read_environment(root: Path = REAL_ROOT) -> dict[str, str] | None:
 
 
 def completed(machine: Machine) -> Machine:
-    """The machine with what its files did not say asked of the system."""
+    """The machine, completed from the system where its files say nothing."""
     processor, memory = machine.processor, machine.memory
     virtual, swap = psutil.virtual_memory(), _swap_total()
     return replace(

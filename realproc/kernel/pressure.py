@@ -1,15 +1,15 @@
-"""Pressure: child processes that hold memory as a trace says, so that somebody else has less of it.
+"""Pressure: child processes that hold memory as a trace says, so that other processes have less of it.
 
 Rules of this module:
 
-- An allocator holds resident memory to the MiB (``resident.py``), gives it back as soon as it holds too much, and
-  takes more at its rate or flat out. It takes no longer than one block to notice anything.
-- A trace is followed in the child, by the system's monotonic clock, which processes share: a busy parent delays
+- An allocator holds resident memory to the MiB (``touched_pages.py``), gives it back as soon as it holds too much, and
+  takes more at its rate or flat out. It looks at its orders after every block.
+- The child follows a trace by itself, by the system's monotonic clock, which processes share: a busy parent delays
   nothing.
 - The child enters its control group before it takes anything, so that its Python is not counted and its blocks are.
-- It dies with its parent, whichever way that ends: by the kernel on Linux, by the end of the pipe and a look at the
-  parent's id everywhere. Ctrl-C in a terminal is for the parent.
-- The child never waits for the parent: a report that does not fit into the pipe is made again later.
+- It dies with its parent, however that ends: on Linux the kernel sees to it; on every system the child notices the end
+  of the pipe and a changed parent id. It ignores Ctrl-C, which is for the parent.
+- The child never waits for the parent: a report that does not fit into the pipe is replaced by a later one.
 
 Start allocators from the main thread of a program that may be imported (``if __name__ == "__main__"``): they are
 spawned.
@@ -39,12 +39,12 @@ from realproc.kernel import limited_group
 from realproc.kernel.touched_pages import MIB, TouchedBlocks
 
 Targets = tuple[tuple[int, int], ...]
-"""Pairs of time (ns, strictly rising) and bytes to hold from then on; nothing before the first."""
+"""Pairs of time (ns, strictly rising) and bytes to hold from then on; 0 bytes before the first."""
 
 SECOND_NS = 1_000_000_000
 START_NS = 60 * SECOND_NS
 LOOK_NS = 50_000_000
-"""How long a child with nothing to do waits before it looks for its parent and reports again."""
+"""How long an idle child waits before it checks its parent and reports again."""
 
 _REPORT = struct.Struct("=qqq")  # smaller than what a pipe takes whole
 _NOT_READY = -1
@@ -61,10 +61,10 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSpec:
-    """An allocator: how it takes memory as long as it is not told otherwise, and where.
+    """An allocator: how it takes memory where an order does not say otherwise, and in which group.
 
     ``rate_bytes_per_s`` limits growth (``None``: flat out). ``group`` is the folder of a control group to enter.
-    ``oom_score`` above 0 makes it a better victim: 0 to 1000.
+    ``oom_score``, 0 to 1000, makes it a better victim for the OOM killer.
     """
 
     rate_bytes_per_s: int | None = None
@@ -74,13 +74,13 @@ class AllocatorSpec:
 
     @property
     def manner(self) -> Manner:
-        """How it takes memory."""
+        """Its rate and kind of pages."""
         return Manner(self.rate_bytes_per_s, self.huge)
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What an allocator held, at a time of the monotonic clock, and what it was on its way to."""
+    """What an allocator held at a time of the monotonic clock, and what it was to hold."""
 
     at_ns: int
     taken_bytes: int
@@ -88,14 +88,14 @@ class Holding:
 
     @property
     def settled(self) -> bool:
-        """Whether it holds what it should."""
+        """Whether it holds what it is to hold."""
         return self.taken_bytes == self.target_bytes
 
 
 def targets_for(budgets: Sequence[tuple[int, int]], limit_bytes: int) -> Targets:
-    """What has to be taken of a limit so that a budget is left: ``limit - budget(t)``, in whole MiB.
+    """What an allocator takes of a limit so that a budget is left: ``limit - budget(t)``, in whole MiB.
 
-    Rounded up: nobody is left more than the budget. ``InputError`` if a budget is more than the limit.
+    It is rounded up: no more than the budget is left. ``InputError`` if a budget is more than the limit.
     """
     for at_ns, budget_bytes in budgets:
         if budget_bytes > limit_bytes:
@@ -110,7 +110,7 @@ class Allocator:
     """An allocator child, seen from its parent. Use it as a context manager, or ``stop`` it."""
 
     def __init__(self, spec: AllocatorSpec) -> None:
-        """Start the child; it holds nothing. ``InputError`` if it cannot enter its group."""
+        """Start the child, which holds nothing at first. ``InputError`` if it cannot enter its group."""
         assert threading.current_thread() is threading.main_thread(), "children die with the thread"
         self._group, self._manner = spec.group, spec.manner
         context = multiprocess.get_context("spawn")
@@ -138,7 +138,7 @@ class Allocator:
 
     @property
     def alive(self) -> bool:
-        """Whether it is there; the kernel may have killed it."""
+        """Whether it lives; the kernel may have killed it."""
         return bool(self._process.is_alive())
 
     def hold(self, target_bytes: int, manner: Manner | None = None) -> None:
@@ -146,28 +146,28 @@ class Allocator:
         self.follow(((0, target_bytes),), time.monotonic_ns(), manner)
 
     def follow(self, targets: Targets, start_ns: int, manner: Manner | None = None) -> None:
-        """Follow a trace whose time 0 is ``start_ns`` of ``time.monotonic_ns``, in place of what was asked before.
+        """Follow a trace whose time 0 is ``start_ns`` of ``time.monotonic_ns``, in place of the last order.
 
-        What it takes for that it takes in this manner, or in its own.
+        It takes memory in this manner, or in that of its spec.
         """
-        with contextlib.suppress(BrokenPipeError):  # killed: ``alive`` tells
+        with contextlib.suppress(BrokenPipeError):  # it was killed, which ``alive`` shows
             self._orders.send((targets, start_ns, manner or self._manner))
 
     def holding(self) -> Holding:
-        """The newest report: at most 50 ms old, unless the pipe had filled up; then the next call has a newer one."""
+        """The newest report: at most 50 ms old, unless the pipe was full; then the next call gives a newer one."""
         for _ in self.reports():
             pass
         return self._last
 
     def reports(self) -> Iterator[Holding]:
-        """Every report since the last call: one a block, and one every 50 ms; none that found the pipe full."""
+        """Every report since the last call: one a block, and one every 50 ms; those that met a full pipe are lost."""
         with contextlib.suppress(BlockingIOError):
             while raw := os.read(self._reports.fileno(), _REPORT.size):
                 self._last = Holding(*_REPORT.unpack(raw))
                 yield self._last
 
     def wait_until_held(self, target_bytes: int, within_ns: int) -> Holding | None:
-        """The report that it holds so much; ``None`` if that does not come in time, or the child is gone."""
+        """The report that it holds the target; ``None`` if that does not come in time, or the child has gone."""
         return self._wait(lambda h: h.settled and h.taken_bytes == target_bytes // MIB * MIB, within_ns)
 
     def stop(self) -> None:
@@ -209,7 +209,7 @@ class Allocator:
 
 
 def allocate(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: Connection) -> None:
-    """The life of an allocator child; ends when nobody can order any more."""
+    """The life of an allocator child; it ends with the pipe of its orders."""
     parent_death.tie_to_parent(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent_death.offer_to_oom_killer(spec.oom_score)
@@ -217,7 +217,7 @@ def allocate(spec: AllocatorSpec, parent_pid: int, orders: Connection, reports: 
         if spec.group is not None:
             limited_group.join(spec.group)
     except InputError:
-        os._exit(_CANNOT_ENTER)  # the parent says so
+        os._exit(_CANNOT_ENTER)  # the parent raises
     os.set_blocking(reports.fileno(), False)
     with contextlib.suppress(EOFError):
         _follow_orders(spec, parent_pid, orders, reports)
@@ -234,7 +234,7 @@ def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, rep
             blocks.shrink()
             wait_ns = 0
         elif blocks.taken_bytes < target_bytes and pace.next_ns <= now_ns:
-            pace.took(blocks.grow(target_bytes - blocks.taken_bytes, huge=manner.huge), now_ns)
+            pace.took(blocks.grow(target_bytes, huge=manner.huge), now_ns)
             wait_ns = 0
         else:
             wait_ns = min(LOOK_NS, LOOK_NS if next_ns is None else start_ns + next_ns - now_ns)
@@ -248,14 +248,14 @@ def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, rep
 
 
 def target_at(targets: Targets, at_ns: int) -> tuple[int, int | None]:
-    """What is to be held at a time, in whole MiB, and when that changes next."""
+    """The bytes to hold at a time, in whole MiB, and the time at which that changes next."""
     index = bisect_right(targets, at_ns, key=lambda target: target[0])
-    held = targets[index - 1][1] // MIB * MIB if index else 0
-    return held, targets[index][0] if index < len(targets) else None
+    target_bytes = targets[index - 1][1] // MIB * MIB if index else 0
+    return target_bytes, targets[index][0] if index < len(targets) else None
 
 
 class AllocationPace:
-    """When the next block may come. Time that was lost is not made up for: the rate is a ceiling at every moment."""
+    """When the next block may be taken. Lost time is not made up for: the rate is a ceiling at every moment."""
 
     def __init__(self, rate_bytes_per_s: int | None) -> None:
         assert rate_bytes_per_s is None or rate_bytes_per_s > 0, rate_bytes_per_s
@@ -263,13 +263,13 @@ class AllocationPace:
         self.next_ns = 0
 
     def took(self, size_bytes: int, at_ns: int) -> None:
-        """A block was begun at this time."""
+        """Record that a block was begun at this time."""
         if self._rate_bytes_per_s is not None:
             self.next_ns = at_ns + size_bytes * SECOND_NS // self._rate_bytes_per_s
 
 
 def _report(reports: Connection, holding: Holding) -> None:
-    """Tell the parent; when the pipe is full it has enough to read, and the next report will be newer."""
+    """Report to the parent; with a full pipe the report is dropped, as the next one will be newer."""
     record = _REPORT.pack(holding.at_ns, holding.taken_bytes, holding.target_bytes)
     with contextlib.suppress(BlockingIOError):
         os.write(reports.fileno(), record)

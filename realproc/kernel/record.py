@@ -1,14 +1,15 @@
 """Records the memory of this machine, or of one control group on it, as a budget trace that the simulator replays.
 
 ``molt record TRACE.csv``: ten times a second a row with the columns ``at,budget`` of every trace, see
-``molt/jobs/trace.py``, and beside them what the budget was worked out from, which readers of a trace pass over.
+``molt/jobs/trace.py``, and further columns with the quantities that the budget was computed from, which readers of a
+trace ignore.
 
 Rules of this module:
 
-- The *budget* is what the watched process might have: what it has, and what is free for it. Free is the memory that the
-  system calls available, and no more than the group has left below its limit once clean file pages are dropped.
-- What the system does not tell is an empty cell. A budget of nothing is written as one byte, as a trace has no zero.
-- Every row is on disk when it has been taken: a recording that is cut short is a shorter recording.
+- The *budget* is what the watched process may use: what it holds, and what is free for it. Free is the memory that the
+  system calls available, but no more than the group has left below its limit once clean file pages are dropped.
+- A quantity that the system does not give is an empty cell. A budget of 0 is written as one byte, as a trace has no 0.
+- Every row is on disk when its sample has been taken: a recording that is cut short is a shorter recording.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ HEADER = (*COLUMNS, *SIZES, *STALLS)
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """Resident memory of a process by kind, bytes: without a file behind it, pages of files, shared."""
+    """Resident memory of a process by kind: without a file behind it, pages of files, shared."""
 
     anonymous_bytes: int
     file_bytes: int | None
@@ -50,7 +51,8 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSample:
-    """What was seen at one moment. ``stall_ns``: how long some, and all, tasks have waited for memory since boot."""
+    """The memory at one moment; ``limit_bytes`` is that of the group. ``stall_ns``: how long some, and all, tasks have
+    waited for memory since boot."""
 
     available_bytes: int
     swap_used_bytes: int | None
@@ -61,7 +63,7 @@ class RecordedSample:
 
     @property
     def budget_bytes(self) -> int:
-        """What the watched process might have; at least 1."""
+        """What the watched process may use; at least 1."""
         free_bytes = self.available_bytes
         if self.group is not None and self.limit_bytes is not None:
             free_bytes = min(free_bytes, self.limit_bytes - self.group.held_bytes)
@@ -77,7 +79,7 @@ class Recorder:
     root: Path = REAL_ROOT
 
     def sample(self) -> RecordedSample:
-        """What is there now; ``OSError`` if the group has gone."""
+        """A sample taken now; ``OSError`` if the group has gone."""
         available_bytes, swap_used_bytes = _memory(self.root)
         return RecordedSample(
             available_bytes=available_bytes,
@@ -90,7 +92,7 @@ class Recorder:
 
 
 def group_at(folder: Path) -> GroupV1 | GroupV2:
-    """The memory control group in a folder, whoever made it; ``InputError`` if there is none."""
+    """The memory control group in any folder; ``InputError`` if there is none."""
     if (folder / "memory.usage_in_bytes").exists():
         return GroupV1(folder)
     if (folder / "memory.current").exists():
@@ -99,14 +101,14 @@ def group_at(folder: Path) -> GroupV1 | GroupV2:
 
 
 def limit_of(group: GroupV1 | GroupV2) -> int | None:
-    """The limit of a group, or ``None``: v2 writes ``max`` for none, v1 the largest multiple of a page."""
+    """The limit of a group, or ``None`` without one: v2 then writes ``max``, v1 the largest multiple of a page."""
     file = "memory.limit_in_bytes" if group.version == "v1" else "memory.max"
     limit = read_count(group.folder / file)
     return None if limit is None or limit >= UNLIMITED_BYTES else limit
 
 
 def own_memory(pid: int, root: Path = REAL_ROOT) -> Own | None:
-    """Memory of a process, ``None`` once it is gone. Where kinds are not told apart, all of it counts as ``anon``."""
+    """Memory of a process, ``None`` once it has gone. On systems that count no kinds, all of it counts as anonymous."""
     found = dict(
         re.findall(r"^Rss(\w+):\s+(\d+) kB", read_text(root / f"proc/{pid}/status") or "", re.MULTILINE)
     )
@@ -119,7 +121,7 @@ def own_memory(pid: int, root: Path = REAL_ROOT) -> Own | None:
 
 
 def stalls(root: Path = REAL_ROOT) -> tuple[int, int] | None:
-    """Time since boot that some, and all, tasks have waited for memory; ``None`` where the kernel does not tell."""
+    """How long some, and all, tasks have waited for memory since boot, ns; ``None`` if the kernel counts no stalls."""
     text = read_text(root / "proc/pressure/memory") or ""
     totals = dict(re.findall(r"^(some|full) .*\btotal=(\d+)", text, re.MULTILINE))
     return (int(totals["some"]) * 1000, int(totals.get("full", "0")) * 1000) if "some" in totals else None
@@ -183,7 +185,7 @@ def command(
 
 
 def _beats(duration_ns: int | None, interval_ns: int) -> Iterator[int]:
-    """The multiples of the interval, as they pass; those that were missed are left out."""
+    """The multiples of the interval, each when it is reached; those that were missed are left out."""
     begin_ns, at_ns = time.monotonic_ns(), 0
     while duration_ns is None or at_ns <= duration_ns:
         yield at_ns

@@ -1,12 +1,13 @@
-"""Signals: what tells a process that memory is getting short, each behind the same interface.
+"""Signals: events that say that memory is getting short, each behind the same interface.
 
 Rules of this module:
 
-- A signal is opened when it is made, waited for by its descriptor or its interval, and read. Reading acknowledges, and
-  gives an ``UsageReading`` of usage and limit at a time of the monotonic clock.
-- A signal only wakes. Whether to act is for ``lookout.py``, which goes by usage and never by a level of pressure.
+- A signal is opened when it is made, waited for by its descriptor or its interval, and read. Reading acknowledges it,
+  and gives a ``UsageReading``: usage and limit at a time of the monotonic clock.
+- A signal only wakes. Whether a budget is reported is decided in ``realproc/supervisor/headroom.py``, by usage and
+  never by a level of pressure.
 - ``late`` marks the signals that come when it is too late to act on a machine without swap: those that measure how
-  badly reclaim does, or how long others have stalled already. They are here as negative controls.
+  badly reclaim does, or how long tasks have stalled already. They are negative controls.
 - ``SIGNALS`` has all of them by name.
 """
 
@@ -85,7 +86,7 @@ class Signal(Protocol):
         """What to wait for there: ``select.POLLIN`` or ``select.POLLPRI``."""
 
     def read(self) -> UsageReading:
-        """Acknowledge, so that the next event wakes again, and observe."""
+        """Acknowledge the event, so that the next one wakes again, and take a reading."""
 
     def close(self) -> None:
         """Stop signalling."""
@@ -142,13 +143,13 @@ class KernelFile:
     def __init__(self, meter: Meter, file: Path, trigger: bytes = b"", *, late: bool) -> None:
         self._meter, self.late = meter, late
         self._file = _open_with(file, os.O_RDWR if trigger else os.O_RDONLY, trigger)
-        os.pread(self._file, 4096, 0)  # whatever came before this moment is no event
+        os.pread(self._file, 4096, 0)  # acknowledges what came before
 
     def fileno(self) -> int | None:
         return self._file
 
     def read(self) -> UsageReading:
-        os.pread(self._file, 4096, 0)  # an event is one that came after the last reading
+        os.pread(self._file, 4096, 0)  # acknowledges: the next event is one that comes after this
         return self._meter.read()
 
     def close(self) -> None:
@@ -157,9 +158,9 @@ class KernelFile:
 
 
 class Messages:
-    """A FIFO or a socket on which anything at all means pressure; what it says is ignored.
+    """A FIFO or a socket on which any byte means pressure; the content is ignored.
 
-    When the other side goes away, it would be readable for ever: from then on it is looked at every 100 ms.
+    When the other side has closed, it would be readable for ever: from then on usage is polled every 100 ms.
     """
 
     poll_mask = select.POLLIN
@@ -195,13 +196,13 @@ def usage_threshold(group: MemoryGroup, wake_bytes: int) -> Signal:
     Huge pages make usage jump, so a single threshold could be crossed while the first event is still being handled.
     """
     group = _v1(group, "threshold")
-    room_bytes = max(0, group.limit_bytes - wake_bytes)
-    thresholds = {wake_bytes, wake_bytes + room_bytes // 2, wake_bytes + room_bytes * 3 // 4}
+    above = max(0, group.limit_bytes - wake_bytes)
+    thresholds = {wake_bytes, wake_bytes + above // 2, wake_bytes + above * 3 // 4}
     return EventCounter(Meter.of(group), group.usage_event(*sorted(thresholds)), late=False)
 
 
 def memory_high(group: MemoryGroup, wake_bytes: int) -> Signal:
-    """v2: sets ``memory.high`` to ``wake_bytes``; wakes when that is met, and whoever goes beyond is slowed down."""
+    """v2: sets ``memory.high`` to ``wake_bytes``; wakes when usage meets it, and the kernel slows down growth above."""
     if not isinstance(group, GroupV2):
         raise InputError(f"signal high needs a v2 memory control group, this one is {group.version}; {HINT}")
     group.set_high(wake_bytes)
@@ -209,7 +210,7 @@ def memory_high(group: MemoryGroup, wake_bytes: int) -> Signal:
 
 
 def polling(interval_ms: int) -> Callable[[MemoryGroup, int], Signal]:
-    """Looks at usage at an interval; has no use for ``wake_bytes``."""
+    """Looks at usage at an interval; ignores ``wake_bytes``."""
     return lambda group, wake_bytes: Polling(Meter.of(group), interval_ms * MS_NS)
 
 
@@ -232,11 +233,11 @@ def pressure_level(level: str) -> Callable[[MemoryGroup, int], Signal]:
 def from_environment(
     group: MemoryGroup, wake_bytes: int = 0, environment: Mapping[str, str] = os.environ
 ) -> Signal:
-    """What a service manager asks to be watched: ``$MEMORY_PRESSURE_WATCH`` and ``$MEMORY_PRESSURE_WRITE``.
+    """The signal that a service manager names in ``$MEMORY_PRESSURE_WATCH`` and ``$MEMORY_PRESSURE_WRITE``.
 
     The protocol is systemd's (https://systemd.io/MEMORY_PRESSURE/): a PSI file, a FIFO or an ``AF_UNIX`` stream
-    socket, and bytes in base64 to write to a file or a socket once it is open. Late, since it is PSI as a rule; a FIFO
-    or a socket is as early as whoever writes to it. ``InputError``: unset, switched off (``/dev/null``), or not usable.
+    socket, and bytes in base64 to write to a file or a socket once it is open. A file is late: as a rule it is PSI;
+    a FIFO or a socket is as early as its writer. ``InputError``: unset, switched off (``/dev/null``), or not usable.
     """
     watch = environment.get("MEMORY_PRESSURE_WATCH", "")
     if watch in ("", "/dev/null"):
@@ -253,10 +254,10 @@ def from_environment(
     if stat.S_ISREG(mode):
         if not greeting:
             raise InputError(
-                "MEMORY_PRESSURE_WRITE: not set: a file tells nothing until a trigger is written to it"
+                "MEMORY_PRESSURE_WRITE: not set: a file signals nothing until a trigger is written to it"
             )
         return KernelFile(Meter.of(group), file, greeting, late=True)
-    if stat.S_ISFIFO(mode):  # open for writing too, as it would be at its end with every writer that leaves
+    if stat.S_ISFIFO(mode):  # open for writing too: without it, every writer that closes would end it
         return Messages(Meter.of(group), _open_with(file, os.O_RDWR, b""), late=False)
     if stat.S_ISSOCK(mode):
         return Messages(Meter.of(group), _connected(file, greeting), late=False)
@@ -272,7 +273,7 @@ SIGNALS: Mapping[str, Callable[[MemoryGroup, int], Signal]] = {
     "systemd": from_environment,
     **{f"vmpressure-{level}": pressure_level(level) for level in ("low", "medium", "critical")},
 }
-"""Every signal by name; called with a group and the usage at which to wake, where it can be told one."""
+"""Every signal by name; called with a group and the usage at which to wake, which some ignore."""
 
 
 def best_signal(group: MemoryGroup, wake_bytes: int) -> Signal:

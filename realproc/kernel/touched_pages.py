@@ -1,8 +1,8 @@
-"""Memory that is there: pages that were written to, in blocks that go back to the system one by one.
+"""Resident memory: pages that were written to, in blocks that go back to the system one by one.
 
 Small blocks are 1 MiB of small pages. Huge blocks are one huge page each, 2 MiB, where the kernel has one left; an odd
-MiB is a small block. What is resident is exact either way: nothing beside the blocks is written to, and small blocks
-refuse huge pages, which would bring in more than was asked for.
+MiB is a small block. What is resident is exact either way: only the blocks are written to, and small blocks refuse huge
+pages, which would bring in more than was asked for.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ class TouchedBlocks:
         self._blocks: list[tuple[mmap.mmap, int]] = []
         self.taken_bytes = 0
 
-    def grow(self, wanted_bytes: int, *, huge: bool = False) -> int:
-        """Bring in one block, the largest within ``wanted_bytes`` (at least 1 MiB); the bytes of it."""
-        assert wanted_bytes >= MIB, wanted_bytes
-        size = HUGE_BYTES if huge and wanted_bytes >= HUGE_BYTES else MIB
-        block = _huge_block() if size == HUGE_BYTES else _small_block()
-        self._blocks.append((block, size))
-        self.taken_bytes += size
-        return size
+    def grow(self, target_bytes: int, *, huge: bool = False) -> int:
+        """Take the largest block that stays within a target, which is a MiB away or more; returns its bytes."""
+        missing = target_bytes - self.taken_bytes
+        assert missing >= MIB, missing
+        size_bytes = HUGE_BYTES if huge and missing >= HUGE_BYTES else MIB
+        block = _huge_block() if size_bytes == HUGE_BYTES else _small_block()
+        self._blocks.append((block, size_bytes))
+        self.taken_bytes += size_bytes
+        return size_bytes
 
     def shrink(self) -> int:
-        """Give the newest block back to the system; the bytes of it."""
-        block, size = self._blocks.pop()
+        """Give the newest block back to the system; returns its bytes."""
+        block, size_bytes = self._blocks.pop()
         block.close()
-        self.taken_bytes -= size
-        return size
+        self.taken_bytes -= size_bytes
+        return size_bytes
 
 
 def _small_block() -> mmap.mmap:
@@ -48,7 +49,7 @@ def _small_block() -> mmap.mmap:
 
 
 def _huge_block() -> mmap.mmap:
-    """Twice the address space of a huge page has an aligned one in it; only that is written to."""
+    """Twice the address space of a huge page contains an aligned one; only that is written to."""
     block = _private(2 * HUGE_BYTES)
     _advise(block, getattr(mmap, "MADV_HUGEPAGE", _ADVICE_NONE))
     _touch(block, -ctypes.addressof(ctypes.c_char.from_buffer(block)) % HUGE_BYTES, HUGE_BYTES)
@@ -56,7 +57,7 @@ def _huge_block() -> mmap.mmap:
 
 
 def _private(size_bytes: int) -> mmap.mmap:
-    """Anonymous memory of this process alone; Python's own default is shared, which counts as a file."""
+    """Private anonymous memory; Python's default is a shared mapping, which the kernel counts as a file."""
     return mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

@@ -2,10 +2,10 @@
 
 It reads one JSON object a line from its standard input: first the ``Charge``, then ``{"child": pid}`` for each process
 of the run outside of the group. It answers ``ready``, and ``breach`` with a reason if it has had to stop the run: the
-machine had less memory left than it must keep. When its input ends, its supervisor has gone, by whatever way: it kills
-what is left of the run, removes the group, and ends.
+machine had less memory left than it must keep. The end of its input means that the supervisor has gone, however that
+happened: the watchdog kills what is left of the run, removes the group, and ends.
 
-It has a session of its own and ignores the signals of a terminal, so that what ends the supervisor does not end it.
+It has a session of its own and ignores the signals of a terminal, so that Ctrl-C does not end it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What is watched over: the places at which the group of the run may be, and the bytes that must stay free."""
+    """What the watchdog guards: the folders where the group of the run may be, and the bytes that must stay free."""
 
-    places: tuple[str, ...]
+    folders: tuple[str, ...]
     keep_free_bytes: int
 
     def as_line(self) -> bytes:
@@ -49,29 +49,29 @@ def main() -> None:
     charge = Charge(**json.loads(next(line for line in lines if line)))
     children: list[psutil.Process] = []
     _say("ready")
-    told = False
+    is_reported = False
     for line in lines:
         if line:
             with contextlib.suppress(psutil.NoSuchProcess):
                 children.append(psutil.Process(json.loads(line)["child"]))
-        if (free_bytes := psutil.virtual_memory().available) < charge.keep_free_bytes:
+        if (available_bytes := psutil.virtual_memory().available) < charge.keep_free_bytes:
             clear_up(charge, children, within_s=1.0)
-            if not told:
-                told = True
+            if not is_reported:
+                is_reported = True
                 _say(
-                    f"breach the machine had {show_size(free_bytes)} of memory left, less than the "
+                    f"breach the machine had {show_size(available_bytes)} of memory left, less than the "
                     f"{show_size(charge.keep_free_bytes)} it must keep"
                 )
     clear_up(charge, children, within_s=30.0)
 
 
 def clear_up(charge: Charge, children: list[psutil.Process], within_s: float) -> None:
-    """Kill every process of the run and remove its group, wherever that is."""
+    """Kill every process of the run and remove its group, in whichever folder it is."""
     for child in children:
         with contextlib.suppress(psutil.Error):
-            child.kill()  # looks first whether the id belongs to somebody else by now
-    for place in charge.places:
-        limited_group.remove(Path(place), within_s)
+            child.kill()  # psutil first checks that the id has not passed to another process
+    for folder in charge.folders:
+        limited_group.remove(Path(folder), within_s)
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
@@ -88,7 +88,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _say(text: str) -> None:
-    """Tell the supervisor, unless it has gone."""
+    """Send a line to the supervisor, unless it has gone."""
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), text.encode() + b"\n")
 

@@ -44,7 +44,7 @@ def main(folder: Path, policy: str) -> None:
     limited_group.join(folder)
     group, blocks = GroupV1(folder), TouchedBlocks()
     while blocks.taken_bytes < HELD_BYTES:
-        blocks.grow(MIB)
+        blocks.grow(HELD_BYTES)
     watch = None
     if policy != "hold":
         growth_bytes = RATE_BYTES_PER_S * (REACTION_NS + LOOK_NS) // SECOND_NS

@@ -1,4 +1,4 @@
-"""Followers read what a server may use off a machine, and refuse where it does not tell."""
+"""Followers read the budget of a server off a machine, and refuse where its files do not give it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def psi(total_us: int) -> dict[str, str]:
     }
 
 
-def test_below_a_limit_it_is_what_one_has_and_what_is_free(tmp_path: Path) -> None:
+def test_below_a_limit_it_is_what_is_used_and_what_is_free(tmp_path: Path) -> None:
     """Of 2 GiB, 1 is used, of which half are pages that can be dropped; a margin stays free."""
     root = plant(tmp_path, COMMON | V1)
     assert ControlGroup(root).budget_bytes(OWN) == OWN + 3 * GIB // 2 - 2 * GIB // MARGIN_SHARE
@@ -50,7 +50,7 @@ def test_stalls_take_a_tenth_for_a_while(tmp_path: Path) -> None:
     follower = Stalls(root, lambda: now[0])
     roomy = follower.budget_bytes(OWN)
     assert roomy == Available(root).budget_bytes(OWN)
-    plant(tmp_path, psi(1_019_000))  # too little to mean anything
+    plant(tmp_path, psi(1_019_000))  # too short to count
     assert follower.budget_bytes(OWN) == roomy
     plant(tmp_path, psi(1_050_000))
     assert follower.budget_bytes(OWN) == OWN * 9 // 10
@@ -61,7 +61,7 @@ def test_stalls_take_a_tenth_for_a_while(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("follower", [ControlGroup, Available, Stalls])
-def test_a_machine_that_does_not_tell_is_refused(follower: type, tmp_path: Path) -> None:
+def test_a_machine_without_the_files_is_refused(follower: type, tmp_path: Path) -> None:
     with pytest.raises(InputError):
         follower(tmp_path)
 
@@ -72,7 +72,7 @@ def test_without_stall_information_psi_is_refused(tmp_path: Path) -> None:
         Stalls(plant(tmp_path, tree))
 
 
-def test_they_are_found_by_name() -> None:
+def test_followers_are_found_by_name() -> None:
     assert set(known_followers()) >= {"cgroup", "memavailable", "psi"}
     assert make_follower("memavailable").budget_bytes(0) > 0
     with pytest.raises(InputError, match="did you mean 'cgroup'"):

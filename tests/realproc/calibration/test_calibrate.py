@@ -68,7 +68,7 @@ def test_what_a_world_adds_is_added_once_to_every_step(
 
 
 def test_a_world_adds_to_a_token_what_its_engine_does_not_take() -> None:
-    """Of costs that foretell nothing all of a token is added; of costs that foretell too much, nothing."""
+    """With costs that predict 0, the whole token is added; with costs that predict too much, nothing is."""
     spec = resolve("pico")
     nothing = RungCosts(0, 0, StepCost(0, 0), StepCost(0, 0))
     too_much = RungCosts(0, 0, StepCost(0, 0), StepCost(0, 1e12))
@@ -78,7 +78,7 @@ def test_a_world_adds_to_a_token_what_its_engine_does_not_take() -> None:
 
 def test_only_an_engine_apart_is_slowed_down(tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
-    told = CliRunner().invoke(app, ["calibrate", "pico", "--slowdown", "10", "--out", str(profile)])
-    assert isinstance(told.exception, InputError)
-    assert "say --apart, too" in str(told.exception)
+    result = CliRunner().invoke(app, ["calibrate", "pico", "--slowdown", "10", "--out", str(profile)])
+    assert isinstance(result.exception, InputError)
+    assert "say --apart, too" in str(result.exception)
     assert not profile.exists()

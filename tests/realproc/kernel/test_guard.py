@@ -125,7 +125,7 @@ def test_a_watchdog_that_was_killed_is_noticed(real_groups: ControlGroups) -> No
 def test_a_machine_with_too_little_left_ends_the_run(tmp_path: Path) -> None:
     """It must keep more than it has: the watchdog kills the child, says why, and goes on watching."""
     child = subprocess.Popen(["sleep", "600"])
-    watchdog = start_watchdog(Charge(places=(str(tmp_path / "gone"),), keep_free_bytes=2**60))
+    watchdog = start_watchdog(Charge(folders=(str(tmp_path / "gone"),), keep_free_bytes=2**60))
     assert watchdog.stdin is not None
     assert watchdog.stdout is not None
     watchdog.stdin.write(json.dumps({"child": child.pid}).encode() + b"\n")

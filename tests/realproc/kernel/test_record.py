@@ -55,7 +55,7 @@ def test_the_budget_is_what_one_has_and_what_is_free(
 
 
 def test_rows_are_a_trace(tmp_path: Path) -> None:
-    """Of a made-up machine; what it does not tell is an empty cell, and the trace reads the rest."""
+    """The machine is made up; what its files do not have is an empty cell, and the trace reads the rest."""
     recorder = Recorder(root=plant(tmp_path / "machine", COMMON))
     file = tmp_path / "trace.csv"
     with file.open("w") as sink:

@@ -89,7 +89,7 @@ def test_a_trigger_that_is_refused_is_named(tmp_path: Path) -> None:
         ({"MEMORY_PRESSURE_WATCH": "/nonexistent/file"}, "/nonexistent/file: No such file"),
         ({"MEMORY_PRESSURE_WATCH": "/"}, "neither a file, nor a FIFO, nor a socket"),
         ({"MEMORY_PRESSURE_WATCH": "/", "MEMORY_PRESSURE_WRITE": "?"}, "MEMORY_PRESSURE_WRITE: not base64"),
-        ({"MEMORY_PRESSURE_WATCH": __file__}, "a file tells nothing until a trigger is written"),
+        ({"MEMORY_PRESSURE_WATCH": __file__}, "a file signals nothing until a trigger is written"),
     ],
 )
 def test_what_cannot_be_watched_is_said(fake: Fake, environment: dict[str, str], complaint: str) -> None:
