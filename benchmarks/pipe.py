@@ -1,6 +1,6 @@
-"""What a pipe costs: tokens a second of an engine in this process and of one in a process of its own, in turns.
+"""The cost of a pipe: tokens a second of an engine in this process and of one in a process of its own, in turns.
 
-``python -m benchmarks.pipe [LADDER]``; the last table is what a token costs where no model computes.
+``python -m benchmarks.pipe [LADDER]``; the last table has the time of a token where no model computes.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def in_turns(engines: list[Engine], rung: str) -> list[list[float]]:
 
 
 def world_token_s(spec: LadderSpec, engine: Engine) -> float:
-    """Seconds a token of a live world whose engine takes no time: scheduler, log, and whatever is between."""
+    """Seconds a token of a live world whose engine takes no time: scheduler, log, and all between them."""
     costs, tokens = load_profile(spec.ladder.name, spec.ladder), 1000
     done, stamps = threading.Event(), []
 
-    def listen(heard: WorldRecord) -> None:
-        if isinstance(heard, TokensProduced):
-            stamps.append(heard.at_ns)
-        if isinstance(heard, TenantFinished):
+    def on_record(record: WorldRecord) -> None:
+        if isinstance(record, TokensProduced):
+            stamps.append(record.at_ns)
+        if isinstance(record, TenantFinished):
             done.set()
 
     world = LiveWorld(
@@ -71,7 +71,7 @@ def world_token_s(spec: LadderSpec, engine: Engine) -> float:
         engine,
         Log(io.StringIO(), {}),
         budget_bytes=1 << 40,
-        listen=listen,
+        listen=on_record,
     )
     thread = threading.Thread(target=world.run)
     thread.start()

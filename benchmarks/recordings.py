@@ -1,9 +1,9 @@
 """Makes the recordings in ``scenarios/traces``: ``python -m benchmarks.recordings spike|ramp|rivals [FOLDER]``.
 
 Other programs (allocators, and one that reads a file again and again) share a memory control group limited to 64 MiB,
-and ``molt record`` looks at it ten times a second. Nobody of ours is in the group: the budget that is recorded is what
-a process could have had there. The pressure is genuine: the kernel reclaims, makes programs wait and, among rivals who
-want more than there is, kills. It needs a machine on which such a group can be made (``molt doctor`` tells).
+and ``molt record`` samples it ten times a second. No process of Molt is in the group: the recorded budget is what one
+could have used there. The pressure is genuine: the kernel reclaims, makes programs wait, and kills among rivals that
+want more than there is. It needs a machine on which such a group can be made (``molt doctor`` says whether it can).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRACES = Path(__file__).resolve().parent.parent / "scenarios" / "traces"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An allocator: the MiB that it holds, by second; how many MiB it takes a second; in which pages."""
+    """An allocator: pairs of second and MiB to hold from then on; its rate; its kind of pages."""
 
     held: tuple[tuple[float, int], ...]
     rate_mib_per_s: int | None = None
@@ -67,15 +67,15 @@ def main(name: str, folder: Path) -> None:
         reader = stack.enter_context(reading(guard))
         guard.check()
         begin_ns = time.monotonic_ns()
-        for start, program in zip(allocators, RECORDINGS[name], strict=True):
-            start(program.targets, begin_ns)
+        for follow, program in zip(allocators, RECORDINGS[name], strict=True):
+            follow(program.targets, begin_ns)
         command(folder / f"recorded_{name}.csv", DURATION_NS, SECOND_NS // 10, None, guard.group.folder)
         print(f"kills: {guard.group.read().kills}; the reader ended with {reader.poll()}", file=sys.stderr)
 
 
 @contextmanager
 def allocator(program: Program, guard: Guard) -> Iterator[Callable[[Targets, int], None]]:
-    """An allocator in the group, which the kernel takes first; gives what has it follow a trace."""
+    """An allocator in the group, which the kernel kills first; yields the function that has it follow a trace."""
     rate = None if program.rate_mib_per_s is None else program.rate_mib_per_s * MIB
     with Allocator(AllocatorSpec(rate, program.huge, guard.group.folder, oom_score=1000)) as child:
         guard.child(child.pid)
@@ -84,13 +84,15 @@ def allocator(program: Program, guard: Guard) -> Iterator[Callable[[Targets, int
 
 @contextmanager
 def reading(guard: Guard) -> Iterator[subprocess.Popen[bytes]]:
-    """Somebody in the group who reads a file that has no room there beside what the others take."""
+    """A program in the group that reads a file, for which there is no room beside what the others take."""
     with tempfile.NamedTemporaryFile() as file:
         for _ in range(FILE_BYTES // MIB):
             file.write(bytes(MIB))
         file.flush()
         os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the pages are the reader's, not ours
+        os.posix_fadvise(
+            file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
+        )  # so that the reader is charged for the pages
         reader = subprocess.Popen(  # noqa: S603 (a program of our own making)
             ["/bin/sh", "-c", f"sleep 1; while :; do cat {file.name} > /dev/null; sleep 0.05; done"]
         )

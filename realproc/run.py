@@ -36,7 +36,7 @@ def parse_rate(text: str) -> int | None:
         return None
     rate = parse_size(text)
     if rate == 0:
-        raise InputError("a rate is more than nothing")
+        raise InputError("a rate must be positive")
     return rate
 
 
@@ -75,7 +75,7 @@ def command(
     begin = time.perf_counter()
     if signal != "best" and signal not in SIGNALS:
         raise InputError(f"--signal: {show(signal)} is not known; {nearest(signal, ['best', *SIGNALS])}")
-    wanted = [MAPPED if name == MAPPED else name for name in policy or ()]
+    wanted = list(policy or ())
     asked = list(dict.fromkeys("hold" if name == MAPPED else name for name in wanted))
     run = job.prepare(path, policies=asked, ladder=ladder, profile=profile, seed=seed)
     setting = Setting(
@@ -87,7 +87,7 @@ def command(
         slowdown=run.scenario.slowdown if slowdown is None else slowdown,
     )
     if setting.slowdown < 1:
-        raise InputError(f"slowdown: {setting.slowdown}: no machine is faster than it is")
+        raise InputError(f"slowdown: {setting.slowdown}: must be at least 1")
     chosen = [c for c in contenders(run, mapped=not no_cgroup) if not wanted or c.name in wanted]
     folder = job.new_folder(out, run.scenario.name)
     done, violations = [], 0

@@ -124,7 +124,7 @@ def verdict(hold: TrialResult) -> str | None:
     if hold.kills == 0:
         return "the holding process was not killed"
     if hold.victim is None:
-        return "the kernel killed somebody else than the holding process"
+        return "the kernel killed another process than the holding one"
     return None
 
 

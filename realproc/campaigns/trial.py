@@ -263,7 +263,9 @@ class TrialSubject:
                 f"room of {show_size(budget_bytes)}",
             )
         except VoidError as reason:
-            raise VoidError(f"{reason}: it is told {show_size(self._listener.budget_bytes)}") from None
+            raise VoidError(
+                f"{reason}: the last budget was {show_size(self._listener.budget_bytes)}"
+            ) from None
 
     def _taken_to_leave(self, left_bytes: int) -> int:
         """What others have to take to leave so much beside their memory and the kernel's tables of its pages."""

@@ -1,1 +1,1 @@
-"""What this machine offers, and what would make results wrong on it: ``molt doctor``."""
+"""``molt doctor``: what this machine offers, and what would make results wrong on it."""

@@ -1,7 +1,7 @@
 """What would make results wrong on this machine, and what to do about it.
 
 ``molt doctor`` and ``python -m realproc.doctor`` are the same. A check is a pure function of one ``Diagnosis``; it says
-what was found, why it matters and the remedy. Where the machine does not tell, a check says nothing.
+what was found, why it matters and the remedy. Without a reading of what it is about, a check says nothing.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SECOND_NS = 1_000_000_000
 
 
 def findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:
-    """What every check has to say, the worst first."""
+    """The findings of all checks, the worst first."""
     order = list(Severity)
-    said = (finding for check in CHECKS for finding in check(diagnosis))
-    return tuple(sorted(said, key=lambda finding: order.index(finding.severity), reverse=True))
+    found = (finding for check in CHECKS for finding in check(diagnosis))
+    return tuple(sorted(found, key=lambda finding: order.index(finding.severity), reverse=True))
 
 
 # --- timings ---
@@ -99,8 +99,8 @@ def check_autogroup(diagnosis: Diagnosis) -> Iterator[Finding]:
             Severity.NOTE,
             "niceness",
             "counts within a session only",
-            "The kernel deals time out to sessions first: what runs under nice in another terminal, or in a job of its "
-            "own, takes as much time from a measurement as anything else.",
+            "The kernel divides time among sessions first: a program under nice in another terminal, or in its own "
+            "job, takes as much time from a measurement as any other.",
             "sysctl kernel.sched_autogroup_enabled=0, or stop the other work",
         )
     elif autogroup is not None:
@@ -295,14 +295,16 @@ def check_huge_pages(diagnosis: Diagnosis) -> Iterator[Finding]:
 
 
 def check_limits(diagnosis: Diagnosis) -> Iterator[Finding]:
-    """Control groups with a memory limit of one's own."""
+    """Control groups whose memory can be limited."""
     if diagnosis.limits.settable:
         yield Finding(Severity.OK, "limits", f"memory limits can be set below {diagnosis.limits.detail}")
         return
-    why = "Real processes can only be run in the form without control groups: Molt counts and kills, not the kernel."
+    why = "Real processes can only be run without control groups (--no-cgroup): with a declared budget and no kills."
     if diagnosis.machine.groups.memory is None:
         where = (
-            "mounted without one" if diagnosis.machine.groups.layout != "none" else "no control groups here"
+            "control groups are mounted without it"
+            if diagnosis.machine.groups.layout != "none"
+            else "no control groups here"
         )
         yield Finding(
             Severity.NOTE,
@@ -338,7 +340,7 @@ def check_pressure(diagnosis: Diagnosis) -> Iterator[Finding]:
             Severity.NOTE,
             "pressure",
             f"no trigger can be set on it ({pressure.refusal})",
-            "Pressure can be read but wakes nobody; watching usage against the limit is earlier in any case.",
+            "Pressure can be read but does not wake Molt; watching usage against the limit is earlier in any case.",
             "Run as root, or use Linux 6.5 or later.",
         )
     elif min(pressure.windows_ns) >= 2 * SECOND_NS:
@@ -363,7 +365,7 @@ def check_torch(diagnosis: Diagnosis) -> Iterator[Finding]:
             Severity.WRONG,
             "torch",
             "torch cannot be imported",
-            "Only --engine modelled works: costs, and no model.",
+            "Only --engine modelled works, which computes with costs and no model.",
             "pip install torch (a CPU build is enough)",
         )
     elif not diagnosis.torch.onednn:
@@ -371,7 +373,7 @@ def check_torch(diagnosis: Diagnosis) -> Iterator[Finding]:
             Severity.NOTE,
             "torch",
             f"torch {diagnosis.torch.version} was built without oneDNN",
-            "Its products are slower than those of the usual builds.",
+            "Its matrix products are slower than those of the usual builds.",
             "Calibrate on this machine, and name the build in results.",
         )
     else:
@@ -388,7 +390,7 @@ def check_ladders(diagnosis: Diagnosis) -> Iterator[Finding]:
         Severity.NOTE,
         "ladders",
         f"not present: {', '.join(absent)}",
-        "Scenarios can only be run on ladders that are; what is missing of the others, --json has in full.",
+        "Scenarios can only be run on present ladders; --json lists what is missing of the others.",
         "molt ladders fetch LADDER, where there is a network",
     )
 

@@ -1,4 +1,4 @@
-"""Everything the doctor looks at, and the form in which it says what it found."""
+"""All that the doctor reads, and the form of its findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from realproc.kernel.machine import Machine, read_machine
 
 
 class Severity(StrEnum):
-    """Fine; good to know when reading results; or enough to make them wrong."""
+    """Fine; good to know when results are read; or enough to make them wrong."""
 
     OK = "ok"
     NOTE = "note"
@@ -42,7 +42,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything that is looked at, once."""
+    """One reading of all that the checks use."""
 
     machine: Machine
     limits: LimitTrial
@@ -57,13 +57,13 @@ class Diagnosis:
 
     @property
     def free_bytes(self) -> int | None:
-        """Memory that can still be had before anything is killed: of the machine, or of the own control group."""
+        """Memory that is free before the kernel kills: of the machine, or of the own control group if that has less."""
         both = (self.machine.memory.available_bytes, self.machine.groups.room_bytes)
         return min((size for size in both if size is not None), default=None)
 
 
 def diagnose() -> Diagnosis:
-    """Look at the real machine. The load is read first, before looking adds to it."""
+    """Read the real machine. The load is read first, before the reading adds to it."""
     machine = read_machine()
     return Diagnosis(machine, try_limit(machine.groups), read_torch(), ladder_needs(), read_cache())
 

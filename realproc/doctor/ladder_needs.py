@@ -28,10 +28,10 @@ def ladder_needs() -> tuple[LadderNeed, ...]:
 
 
 def needed_bytes(ladder: Ladder) -> int:
-    """The most that one tenant takes on its way along a ladder, beside the process itself.
+    """The most that one tenant takes on any rung or switch of a ladder, beside the process itself.
 
-    Two neighbouring rungs are loaded at once, because the smaller goes on answering while the larger comes in; at the
-    switch, the map between them and a cache on each are there as well.
+    At a switch two neighbouring rungs are loaded, because the smaller one goes on answering while the larger is loaded;
+    then there are also the map between them and a cache on each.
     """
     alone = [
         rung.resident_bytes + rung.kv_bytes(min(rung.max_positions, CONTEXT_CELLS)) for rung in ladder.rungs

@@ -27,7 +27,7 @@ HEADINGS = {
 
 
 def show(diagnosis: Diagnosis, findings: Sequence[Finding], console: Console | None = None) -> None:
-    """Print a diagnosis; on stdout unless told otherwise."""
+    """Print a diagnosis, by default on stdout."""
     console = console or Console(highlight=False)
     _section(console, "This machine", "bold")
     console.print(_facts(facts(diagnosis)))
@@ -48,7 +48,7 @@ def show(diagnosis: Diagnosis, findings: Sequence[Finding], console: Console | N
 
 
 def facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """What the machine offers: names and values, every one of them, ``ABSENT`` where nothing is known."""
+    """What the machine offers, as names and values; ``ABSENT`` where nothing is known."""
     machine, torch = diagnosis.machine, diagnosis.torch
     return [
         ("system", machine.system),

@@ -1,4 +1,4 @@
-"""A made-up kernel whose new groups have every file, and the real one where it lets us."""
+"""A made-up kernel whose new groups have every file, and the real one where it allows groups."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ def records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     return [record for record in found if record["kind"] in kinds]
 
 
-def test_who_holds_is_killed_by_the_kernel(real_groups: ControlGroups, scenario: Path) -> None:
-    """The log goes on: the engine is started again, and what the kernel counted is in the summary. Nothing is left."""
+def test_a_process_that_holds_is_killed_by_the_kernel(real_groups: ControlGroups, scenario: Path) -> None:
+    """The log continues: the engine starts again, and the kernel's counts are in the summary. Nothing is left behind."""
     out = scenario.parent / "out"
     done = command(str(scenario), "--policy", "hold", "--rate", "max", "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -105,7 +105,7 @@ def test_who_holds_is_killed_by_the_kernel(real_groups: ControlGroups, scenario:
 def test_without_a_group_it_reacts_to_a_declared_budget(
     scenario: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the simulator can be told the same, and compared."""
+    """The simulator can replay the same budgets, and is compared with it."""
     out, simulated = scenario.parent / "out", scenario.parent / "simulated"
     done = command(str(scenario), "--policy", "molt", "--no-cgroup", "--json", "--out", str(out))
     assert done.returncode == 0, done.stderr
@@ -113,17 +113,17 @@ def test_without_a_group_it_reacts_to_a_declared_budget(
     assert numbers["killed"] == 0
     assert numbers["real"]["kernel_kills"] is None
     assert numbers["real"]["release_ms"]["n"] >= 1
-    told = [record["budget_bytes"] for record in records(out / "molt", "signal")]
-    assert min(told) <= 12 * 2**20
+    reported = [record["budget_bytes"] for record in records(out / "molt", "signal")]
+    assert min(reported) <= 12 * 2**20
     assert max(record["taken_bytes"] for record in records(out / "molt", "pressure")) >= 39 * 2**20
 
     simulate(prepare(scenario, policies=["molt"], engine=EngineKind.MODELLED, memory_of=out), simulated)
-    real_told, told = (
+    real, replayed = (
         [r["budget_bytes"] for r in records(one / "molt", "event") if r["type"] == "BudgetChanged"]
         for one in (out, simulated)
     )
-    assert told == real_told[: len(told)]
-    assert len(told) >= len(real_told) - 1, "but for what is told at the very end"
+    assert replayed == real[: len(replayed)]
+    assert len(replayed) >= len(real) - 1, "but for a budget at the very end"
     assert agreement.main([str(simulated), str(out)]) == 0
     assert "met the memory of its real run" in capsys.readouterr().out
 
@@ -132,14 +132,14 @@ def test_without_a_group_it_reacts_to_a_declared_budget(
     ("arguments", "message"),
     [
         (("--signal", "poll-5ms"), "--signal: 'poll-5ms' is not known; did you mean 'poll-10ms'?"),
-        (("--rate", "0MiB"), "--rate: '0MiB': a rate is more than nothing"),
+        (("--rate", "0MiB"), "--rate: '0MiB': a rate must be positive"),
         (("--rate", "fast"), "--rate: 'fast'"),
         (("--margin", "4"), "--margin: '4'"),
-        (("--slowdown", "0.5"), "slowdown: 0.5: no machine is faster than it is"),
+        (("--slowdown", "0.5"), "slowdown: 0.5: must be at least 1"),
         (("--policy", "mold"), "'mold' is not known"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(
+def test_impossible_options_are_refused_in_a_line(
     scenario: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     done = command(str(scenario), *arguments, "--out", str(scenario.parent / "out"))
@@ -150,7 +150,7 @@ def test_what_cannot_be_is_refused_in_a_line(
 
 
 def test_where_no_group_can_be_had(monkeypatch: pytest.MonkeyPatch, scenario: Path) -> None:
-    """It says so, and what to do; nothing was started."""
+    """One line says so, and what to do; nothing was started."""
     nothing = ControlGroups("none", None, (), None, None, None)
     monkeypatch.setattr("realproc.supervisor.confinement.read_groups", lambda: nothing)
     run = r.job.prepare(scenario, policies=["hold"])
@@ -174,9 +174,9 @@ def test_the_margin_is_a_share_where_budgets_are_large() -> None:
     assert r.Setting(margin_bytes=7).margin_of(2**40) == 7
 
 
-def test_what_is_told_must_hold_until_the_world_can_hear_again(scenario: Path) -> None:
-    """A look of 10 ms and the releases take what they take; boundary and stretch of a switch count twice, the stretch
-    as much longer as tokens are than those of the profile."""
+def test_a_reported_budget_must_hold_until_the_world_can_take_the_next(scenario: Path) -> None:
+    """A look of 10 ms and the releases count once; boundary and stretch of a switch count twice, the stretch as much
+    longer as tokens take longer than in the profile."""
     run, step_times = r.job.prepare(scenario), StepTimes(1)
     reaction_ns = r.reaction_time(run, step_times)
     fixed_ns = LOOK_NS + sum(costs.release_ns for costs in run.costs.rungs.values())

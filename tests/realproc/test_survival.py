@@ -1,4 +1,4 @@
-"""With a real kernel: who holds is killed when another takes the memory, who reacts to usage is not.
+"""With a real kernel: under pressure a tenant that holds is killed, a tenant that reacts to usage is not.
 
 A tenant with 64 MiB and an allocator that takes 96 MiB share a group with 128 MiB. Once each, and small: this shows
 that the parts work together, not how often.
@@ -27,7 +27,7 @@ TAKEN_BYTES = 96 * MIB
 
 @pytest.mark.parametrize("policy", ["hold", "threshold"])
 def test_a_tenant_under_pressure(real_v1: ControlGroups, policy: str) -> None:
-    """In either case the allocator gets what it wants, and the kernel's peak counter has seen the limit kept."""
+    """In either case the allocator takes all it should, and the kernel's peak counter has seen the limit kept."""
     with Guard(LIMIT_BYTES, Ceilings(LIMIT_BYTES, keep_free_bytes=64 * MIB), real_v1) as guard:
         folder = guard.group.folder
         tenant = subprocess.Popen(
@@ -56,7 +56,7 @@ def test_a_tenant_under_pressure(real_v1: ControlGroups, policy: str) -> None:
 
 
 def test_an_allocator_that_was_killed_is_seen(real_groups: ControlGroups) -> None:
-    """Alone in its group, it is the one that the kernel kills; orders to it go nowhere."""
+    """Alone in its group, it is the process that the kernel kills; later orders have no effect."""
     with Guard(16 * MIB, Ceilings(16 * MIB, keep_free_bytes=64 * MIB), real_groups) as guard:
         with Allocator(AllocatorSpec(group=guard.group.folder)) as allocator:
             allocator.hold(24 * MIB)
@@ -68,7 +68,7 @@ def test_an_allocator_that_was_killed_is_seen(real_groups: ControlGroups) -> Non
 
 
 def test_v1_pauses_instead_of_killing(real_v1: ControlGroups) -> None:
-    """At the limit the allocator sleeps until there is room, and nobody is killed."""
+    """At the limit the allocator sleeps until there is room, and no process is killed."""
     with Guard(16 * MIB, Ceilings(48 * MIB, keep_free_bytes=64 * MIB), real_v1) as guard:
         group = guard.group
         assert isinstance(group, GroupV1)

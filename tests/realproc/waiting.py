@@ -13,7 +13,7 @@ LOOKS = 1500
 
 
 def gone(pid: int) -> bool:
-    """Whether a process runs no more; whoever inherited it may not have asked for its status yet."""
+    """Whether a process runs no more; its new parent may not have asked for its status yet."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -90,7 +90,7 @@ def test_both_meet_the_same_pressure() -> None:
     ("hold", "molt", "void"),
     [
         (FINE, FINE, "the holding process was not killed"),
-        (replace(KILLED, victim=None), FINE, "somebody else"),
+        (replace(KILLED, victim=None), FINE, "another process"),
         (KILLED, VoidError("made up"), "made up"),
         (VoidError("made up"), FINE, "made up"),
         (KILLED, KILLED, None),

@@ -150,13 +150,13 @@ def test_the_worst_comes_first() -> None:
 
 
 def test_a_policy_for_threads_is_judged_as_it_was_at_the_start() -> None:
-    """That Molt has set it to passive since hides nothing."""
+    """Molt sets it to passive later; that hides nothing."""
     assert complaints(changed(environment={"OMP_WAIT_POLICY": "active"}, torch__wait_policy="passive")) == [
         ("wrong", "waiting threads")
     ]
 
 
-def test_a_machine_that_tells_nothing_is_shown_and_not_accused(tmp_path: Path) -> None:
+def test_a_machine_without_readings_is_shown_and_not_accused(tmp_path: Path) -> None:
     """As on a system without any of the files: every fact has its line, what is missing is said."""
     nothing = dataclasses.replace(
         GOOD,
@@ -276,7 +276,7 @@ def molt(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_tells_of_the_real_machine() -> None:
+def test_the_command_reads_the_real_machine() -> None:
     """Both forms, warnings or not, with status 0; a wrong option has status 2."""
     done = molt("realproc.doctor")
     assert (done.returncode, done.stderr) == (0, "")

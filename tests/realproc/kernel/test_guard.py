@@ -36,7 +36,7 @@ def test_a_run_begins_only_within_its_ceilings(ceiling: int, keep: int, limit: i
             ceilings.check(limit, available)
 
 
-def test_by_default_a_machine_keeps_more_than_others_begin_to_kill_at() -> None:
+def test_by_default_a_machine_keeps_more_than_the_threshold_of_other_killers() -> None:
     assert default_ceilings(24 * GIB) == Ceilings(12 * GIB, 3 * GIB)
     assert default_ceilings(4 * GIB) == Ceilings(2 * GIB, GIB)
 

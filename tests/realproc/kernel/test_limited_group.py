@@ -1,4 +1,4 @@
-"""Groups of our own: the same readings from v1 and v2, refusals in one line, and nothing left behind."""
+"""Groups made for a run: the same readings from v1 and v2, refusals in one line, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_swap_that_is_on_and_not_counted_is_not_used(tmp_path: Path) -> None:
     assert group.limit_bytes == 2 * LIMIT_BYTES
 
 
-def test_v1_wakes_at_what_it_is_asked_for(fake: Fake) -> None:
-    """The kernel is told: eventfd, file, argument."""
+def test_v1_registers_its_events_with_the_kernel(fake: Fake) -> None:
+    """The kernel receives eventfd, file and argument."""
     group = limited_group.make(fake("v1"), "run", LIMIT_BYTES)
     assert isinstance(group, GroupV1)
     control = group.folder / "cgroup.event_control"
@@ -91,7 +91,7 @@ def test_v2_slows_down(fake: Fake) -> None:
 
 
 def test_v2_goes_where_the_controller_is_handed_down(fake: Fake) -> None:
-    """Its own group has processes in it and cannot limit children; the one above can."""
+    """The own group has processes in it and cannot limit children; its parent can."""
     group = limited_group.make(fake("v2"), "run", LIMIT_BYTES)
     assert group.folder.parent.name == "user.slice"
 
@@ -146,7 +146,7 @@ def test_a_torn_file_is_an_error_and_not_a_number(fake: Fake) -> None:
 
 
 def test_the_real_kernel_counts_wakes_and_removes(real_groups: ControlGroups) -> None:
-    """A child is moved in, takes 8 MiB, is counted, wakes whoever waits at 4 MiB (v1), and goes with its group."""
+    """A child is moved in, takes 8 MiB, is counted, sets off the event at 4 MiB (v1), and is killed with its group."""
     group = limited_group.make(real_groups, f"molt-test-{os.getpid()}", LIMIT_BYTES)
     program = "import sys; sys.stdin.readline(); b = bytearray(8 << 20); print(len(b), flush=True); sys.stdin.read()"
     try:

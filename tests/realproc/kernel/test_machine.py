@@ -1,4 +1,4 @@
-"""What is read of a machine: the right thing of each layout, nothing of what is missing, and no traces."""
+"""Readings of a machine: each layout is read correctly, what is missing is ``None``, and trials leave no traces."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_trigger_is_in_the_words_of_the_kernel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "some", "some avg10=x avg60=0.00", "full avg10=0.00 total=0"])
 def test_pressure_that_makes_no_sense_is_none(tmp_path: Path, text: str) -> None:
-    """And nothing is written to a file that is not what it should be."""
+    """Nothing is written to such a file."""
     plant(tmp_path, {"proc/pressure/memory": text})
     assert machine.read_pressure(tmp_path) is None
     assert (tmp_path / "proc/pressure/memory").read_text() == text
@@ -224,7 +224,7 @@ def test_v2_is_tried_where_the_controller_is_handed_down(tmp_path: Path, kernel:
     assert groups_of(tmp_path) == before
 
 
-def test_v2_that_hands_nothing_down_is_said_so(tmp_path: Path, kernel: None) -> None:
+def test_v2_that_hands_nothing_down_is_reported(tmp_path: Path, kernel: None) -> None:
     kept = {name: "\n" for name in V2 if name.endswith("subtree_control")}
     trial = try_limit(read_groups(plant(tmp_path, V2, kept)))
     assert not trial.settable
@@ -232,7 +232,7 @@ def test_v2_that_hands_nothing_down_is_said_so(tmp_path: Path, kernel: None) -> 
 
 
 @pytest.mark.parametrize("reason", [errno.EACCES, errno.EROFS])
-def test_the_first_refusal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
+def test_the_first_refusal_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int) -> None:
     def refuse(folder: Path) -> None:
         raise OSError(reason, os.strerror(reason))
 

@@ -1,4 +1,4 @@
-"""Allocators hold what a trace says, to the MiB, in pages that are there, and die with their parent."""
+"""Allocators hold what a trace says, to the MiB, in resident pages, and die with their parent."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_rate_is_a_ceiling(rate: int, steps: list[tuple[int, int]]) -> None:
 
 @linux_only
 def test_an_allocator_follows_orders_and_a_trace() -> None:
-    """It holds, gives back, and takes again at a moment that is not yet; the kernel sees the same as it reports."""
+    """It holds, gives back, and takes again at a later moment; the kernel sees the same as it reports."""
     with Allocator(AllocatorSpec()) as allocator:
         empty = anonymous_bytes(allocator.pid)
         allocator.hold(24 * MIB)

@@ -1,4 +1,4 @@
-"""A recording says what a process might have had, and is a trace that a scenario can replay."""
+"""A recording has the budgets that a process might have had, and is a trace that a scenario can replay."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reading(usage_bytes: int, droppable_bytes: int) -> Reading:
 
 
 @given(SIZE, SIZE, SIZE, SIZE, SIZE)
-def test_the_budget_is_what_one_has_and_what_is_free(
+def test_the_budget_is_what_is_held_and_what_is_free(
     available: int, own: int, limit: int, usage: int, droppable: int
 ) -> None:
     """Clean file pages count as free, and neither the machine nor the group is asked for more than it has."""

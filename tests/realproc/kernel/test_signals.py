@@ -1,4 +1,4 @@
-"""Every signal behind the one interface; the late ones say that they are."""
+"""Every signal behind the one interface; the late ones are marked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_signal_observes_or_says_why_not(fake: Fake, version: str, name: s
     try:
         signal = SIGNALS[name](group, LIMIT_BYTES // 2)
     except InputError as error:
-        assert name == "psi"  # not every kernel has it, or lets us
+        assert name == "psi"  # not every kernel has it, or allows it
         pytest.skip(str(error))
     seen = signal.read()
     assert (seen.usage_bytes, seen.limit_bytes) == (14000, LIMIT_BYTES)
@@ -45,17 +45,17 @@ def test_every_signal_observes_or_says_why_not(fake: Fake, version: str, name: s
 def test_a_threshold_is_not_alone(fake: Fake) -> None:
     """Huge pages jump: half-way and three quarters of the way to the limit it wakes again."""
     group = limited_group.make(fake("v1"), "run", 100)
-    told = []
+    thresholds = []
     real_write = limited_group.write
 
-    def listen(file: Path, text: str) -> None:
-        told.append(int(text.split()[-1]))
+    def record(file: Path, text: str) -> None:
+        thresholds.append(int(text.split()[-1]))
         real_write(file, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limited_group, "write", listen)
+        patch.setattr(limited_group, "write", record)
         SIGNALS["threshold"](group, 60).close()
-    assert told == [60, 80, 90]
+    assert thresholds == [60, 80, 90]
 
 
 def test_the_best_signal_goes_by_usage(fake: Fake) -> None:
@@ -92,7 +92,7 @@ def test_a_trigger_that_is_refused_is_named(tmp_path: Path) -> None:
         ({"MEMORY_PRESSURE_WATCH": __file__}, "a file signals nothing until a trigger is written"),
     ],
 )
-def test_what_cannot_be_watched_is_said(fake: Fake, environment: dict[str, str], complaint: str) -> None:
+def test_what_cannot_be_watched_is_refused(fake: Fake, environment: dict[str, str], complaint: str) -> None:
     group = limited_group.make(fake("v1"), "run", LIMIT_BYTES)
     with pytest.raises(InputError, match=complaint):
         from_environment(group, environment=environment)
@@ -118,7 +118,7 @@ def test_a_file_gets_its_trigger(fake: Fake, tmp_path: Path) -> None:
     signal.close()
 
 
-def test_a_fifo_wakes_as_often_as_somebody_writes(fake: Fake, tmp_path: Path) -> None:
+def test_a_fifo_wakes_with_every_write(fake: Fake, tmp_path: Path) -> None:
     """Writers come and go; the greeting is not written, as we would read it ourselves."""
     group = limited_group.make(fake("v1"), "run", LIMIT_BYTES)
     os.mkfifo(tmp_path / "fifo")

@@ -78,7 +78,7 @@ def test_without_a_signal_it_sleeps_until_the_time_it_was_given(tmp_path: Path) 
 
 
 def test_an_event_wakes_and_is_looked_into(tmp_path: Path) -> None:
-    """The signal comes while there is room; usage grows while nobody signals any more, and the looks see it."""
+    """The signal comes while there is room; usage grows without further signals, and the looks see it."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     watch = SignalWatch(
