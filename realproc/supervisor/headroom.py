@@ -14,14 +14,17 @@ The group at rest, when the engine is alone in it, and during a run::
 - ``budget_bytes``: what the engine may use for weights, scratch and caches.
 - ``margin_bytes``: kept free, because the kernel counts in batches of half a MiB and page tables grow.
 - ``line_bytes``: ``limit_bytes - margin_bytes``, which ``held_bytes`` is not to exceed.
-- ``usage_bytes``: what the kernel charges to the group and compares with the limit.
+- ``usage_bytes``: what the kernel charges to the group and compares with the limit; ``peak_bytes`` is its maximum.
 - ``droppable_bytes``: clean file pages in it, which the kernel drops before it kills.
 - ``held_bytes``: the rest, ``usage_bytes - droppable_bytes``; only giving memory back, or a kill, makes it less.
 - ``own_bytes``: the engine's part of what is held; ``others_bytes``: the part of the other processes.
 - ``excess_bytes``: what the engine has held for a while beyond its base and ``booked_bytes``, what the world's books
   have. Libraries keep code and buffers that are in no book: they count as others'.
 - ``taken_bytes``: what the allocator, which plays the other programs, holds; ``target_bytes``: what it is to hold.
+- ``left_bytes``: what the others leave of the budget in the end, in a campaign.
 - ``reported_bytes``: the budget that the world received last.
+- ``growth_bytes``: what usage grew by, or what others will take until the engine has reacted.
+- ``wake_bytes``: the usage at which a signal wakes the monitor.
 
 While others use memory, ``budget_bytes = line_bytes - base_bytes - others_bytes``.
 

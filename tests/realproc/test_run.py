@@ -82,7 +82,7 @@ def records(folder: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 def test_a_process_that_holds_is_killed_by_the_kernel(real_groups: ControlGroups, scenario: Path) -> None:
-    """The log continues: the engine starts again, and the kernel's counts are in the summary. Nothing is left behind."""
+    """The engine is started again, and the kernel's counts are in the summary. No group is left."""
     out = scenario.parent / "out"
     done = command(str(scenario), "--policy", "hold", "--rate", "max", "--out", str(out))
     assert done.returncode == 0, done.stderr
