@@ -20,8 +20,9 @@ from pathlib import Path
 
 from realproc.kernel import limited_group
 from realproc.kernel.guard import Guard
-from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec, Targets
+from realproc.kernel.pressure import Allocator, AllocatorSpec, Targets
 from realproc.kernel.record import command
+from realproc.kernel.signals import SECOND_NS
 from realproc.kernel.touched_pages import MIB
 
 LIMIT_BYTES = 64 * MIB

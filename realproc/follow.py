@@ -19,7 +19,7 @@ from realproc.kernel.control_groups import read_groups
 from realproc.kernel.machine import REAL_ROOT, read_memory
 from realproc.kernel.record import stalls
 
-MARGIN_SHARE = 32
+FREE_SHARE = 32
 """One part in so many of the limit, or of the machine's memory, stays free."""
 
 STALL_NS = 20_000_000
@@ -41,7 +41,7 @@ class Available:
         memory = read_memory(self._root)
         if memory.available_bytes is None or memory.total_bytes is None:
             raise OSError("/proc/meminfo gives no available memory any more")
-        return usage_bytes + memory.available_bytes - memory.total_bytes // MARGIN_SHARE
+        return usage_bytes + memory.available_bytes - memory.total_bytes // FREE_SHARE
 
 
 class ControlGroup:
@@ -60,7 +60,7 @@ class ControlGroup:
         groups = read_groups(self._root)
         if groups.room_bytes is None or groups.limit_bytes is None:
             raise OSError("the control group's limit is gone")
-        below = usage_bytes + groups.room_bytes - groups.limit_bytes // MARGIN_SHARE
+        below = usage_bytes + groups.room_bytes - groups.limit_bytes // FREE_SHARE
         return min(below, self._available.budget_bytes(usage_bytes))
 
 

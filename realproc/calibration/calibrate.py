@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from molt.core.costs import CostModel, DiskCosts, HealingFactor, RouteCosts, RungCosts, StepCost
 from molt.core.engine_protocol import Destination, Engine
-from molt.core.healing import CHUNKS as healing_chunks
+from molt.core.healing import CHUNKS
 from molt.core.ladder import Ladder, Route, RouteKind
 from molt.errors import InputError
 from molt.formats import provenance
@@ -33,13 +33,13 @@ from molt.models.ladder_file import LadderSpec, resolve
 from realproc.calibration.loop_overhead import added_ns, with_overhead
 from realproc.supervisor.engine_process import SlowedEngine, made_up_request
 
-REPEATS = 5
-REPEATS_MIN = 2
+STEP_REPEATS = 5
+STEP_REPEATS_MIN = 2
 MEASURING_S = 5.0
 DECODES = 20
 CONTEXTS = (0, 128, 512, 1024)
-CHUNKS = (8, 32, 128)
-MEASURED_TOKENS = REPEATS * sum(CHUNKS) + DECODES
+MEASURED_CHUNKS = (8, 32, 128)
+MEASURED_TOKENS = STEP_REPEATS * sum(MEASURED_CHUNKS) + DECODES
 CELLS = (64, 256, 1024)
 HEALING_CELLS = 1024
 ANSWER_TOKENS = 64
@@ -142,7 +142,7 @@ def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
 
 def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
     loads, releases = [], []
-    for _ in range(REPEATS):
+    for _ in range(STEP_REPEATS):
         loads.append(_elapsed_ns(lambda: engine.load(rung)))
         releases.append(_elapsed_ns(lambda: engine.release(rung)))
     return round(statistics.median(loads)), round(statistics.median(releases))
@@ -157,15 +157,15 @@ def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[HealingFactor, 
     engine.load(source)
     engine.load(rung)
     with _generation(engine, source, HEALING_CELLS + 1) as tenant:
-        engine.prefill(tenant, HEALING_CELLS, CHUNKS[-1])
+        engine.prefill(tenant, HEALING_CELLS, MEASURED_CHUNKS[-1])
         engine.switch(tenant, Destination(rung, RouteKind.PROJECT, HEALING_CELLS + ANSWER_TOKENS))
         engine.release(source)
-        bare_ns = _median_ns(2 * REPEATS * [lambda: engine.decode(tenant, 1)])
+        bare_ns = _median_ns(2 * STEP_REPEATS * [lambda: engine.decode(tenant, 1)])
         healing = tuple(
             HealingFactor(
-                tokens, _median_ns(REPEATS * [lambda n=tokens: engine.decode(tenant, 1, n)]) / bare_ns
+                tokens, _median_ns(STEP_REPEATS * [lambda n=tokens: engine.decode(tenant, 1, n)]) / bare_ns
             )  # type: ignore[misc]
-            for tokens in sorted(healing_chunks)
+            for tokens in sorted(CHUNKS)
         )
     engine.release(rung)
     return healing
@@ -176,10 +176,10 @@ def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:
     rung, writes, reads = ladder.bottom, [], []
     engine.load(rung.name)
     with _generation(engine, rung.name, CELLS[-1] + 1) as tenant:
-        engine.prefill(tenant, CELLS[-1], CHUNKS[-1])
+        engine.prefill(tenant, CELLS[-1], MEASURED_CHUNKS[-1])
         engine.park(tenant)
         size = engine.cache_bytes(tenant)
-        for _ in range(REPEATS):
+        for _ in range(STEP_REPEATS):
             writes.append(_elapsed_ns(lambda: engine.spill(tenant)))
             engine.grow(tenant, CELLS[-1])
             reads.append(_elapsed_ns(lambda: engine.restore(tenant)))
@@ -192,7 +192,7 @@ def _prefills_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list
 
     The context grows meanwhile: each median is placed in the middle of its own stretch.
     """
-    to_prefill, done = context + REPEATS * sum(CHUNKS), 0
+    to_prefill, done = context + STEP_REPEATS * sum(MEASURED_CHUNKS), 0
     with _generation(engine, rung, to_prefill + 1) as tenant:
 
         def prefill(tokens: int, chunk: int) -> None:
@@ -201,14 +201,14 @@ def _prefills_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list
             done += tokens
 
         if context:
-            prefill(context, CHUNKS[-1])
+            prefill(context, MEASURED_CHUNKS[-1])
         prefills: list[Sample] = []
-        for chunk in CHUNKS:
+        for chunk in MEASURED_CHUNKS:
             before = done
-            median_ns = _median_ns(REPEATS * [lambda size=chunk: prefill(size, size)])  # type: ignore[misc]
+            median_ns = _median_ns(STEP_REPEATS * [lambda size=chunk: prefill(size, size)])  # type: ignore[misc]
             prefills.append((chunk, (before + done - chunk) // 2, median_ns))
         if done < to_prefill:  # where prefilling takes long, fewer repeats were made
-            prefill(to_prefill - done, CHUNKS[-1])
+            prefill(to_prefill - done, MEASURED_CHUNKS[-1])
         decode_ns = _median_ns(DECODES * [lambda: engine.decode(tenant, 1)])
     return prefills, (1, done + DECODES // 2, decode_ns)
 
@@ -235,7 +235,7 @@ def _switch(engine: Engine, ladder: Ladder, route: Route) -> StepCost:
 
 
 def _switching(engine: Engine, route: Route, cells: int) -> Iterator[Callable[[], object]]:
-    for _ in range(REPEATS):
+    for _ in range(STEP_REPEATS):
         with _generation(engine, route.source, cells + 1) as tenant:
             engine.prefill(tenant, cells, 128)
             yield lambda: engine.switch(tenant, Destination(route.dest, route.kind, cells + ANSWER_TOKENS))
@@ -246,7 +246,7 @@ def _median_ns(works: Iterable[Callable[[], object]]) -> float:
     begin, times = time.monotonic(), []
     for work in works:
         times.append(_elapsed_ns(work))
-        if len(times) >= REPEATS_MIN and time.monotonic() - begin > MEASURING_S:
+        if len(times) >= STEP_REPEATS_MIN and time.monotonic() - begin > MEASURING_S:
             break
     return statistics.median(times)
 

@@ -38,10 +38,12 @@ from molt.program import option
 from molt.units import parse_duration, parse_size, show_size
 from realproc.campaigns.fork_server import ForkedEngine, ForkServer
 from realproc.campaigns.trial import PressureStep, TrialResult, TrialSubject, VoidError
-from realproc.kernel.pressure import SECOND_NS, Manner
+from realproc.kernel.pressure import Manner
+from realproc.kernel.signals import SECOND_NS
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.engine_process import WarmEngine
 from realproc.supervisor.real_run import (
+    MARGIN_SHARE,
     SIGNAL,
     Setting,
     breach_in_a_line,
@@ -66,7 +68,7 @@ FLAT_OUT_BYTES_PER_S = {False: 2560 * MIB, True: 10240 * MIB}
 RENEWED_AFTER = 200
 """Pairs after which all processes are started anew: an older process holds a MiB more at rest than when its base was
 measured."""
-MARGIN_BYTES, MARGIN_SHARE = 8 * MIB, 100
+CAMPAIGN_MARGIN_BYTES = 8 * MIB
 """The margin below the limit: so much, or a hundredth of what the process needs where that is more."""
 
 
@@ -235,7 +237,7 @@ def _subjects_of(run: Job, signal: str, with_controls: bool, out: Path) -> Itera
     ladder = run.spec.ladder
     setting = Setting(
         signal=signal,
-        margin_bytes=max(MARGIN_BYTES, needed_bytes(run) // MARGIN_SHARE),
+        margin_bytes=max(CAMPAIGN_MARGIN_BYTES, needed_bytes(run) // MARGIN_SHARE),
         threads=1,  # two would wait for each other on a busy machine
     )
     with ExitStack() as stack:

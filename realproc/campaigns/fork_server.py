@@ -40,8 +40,8 @@ from molt.paths import IMPORT_ROOT
 from realproc.supervisor.engine_process import WarmEngine
 
 MESSAGE_BYTES = 1 << 16
-LOOK_S = 0.02
-START_S = 120.0
+FORK_SERVER_LOOK_S = 0.02
+FORK_SERVER_START_S = 120.0
 
 
 class ForkedProcess:
@@ -65,7 +65,7 @@ class ForkedProcess:
         while (status := self.returncode) is None:
             if until_s is not None and time.monotonic() > until_s:
                 raise subprocess.TimeoutExpired("an engine", timeout or 0.0)
-            time.sleep(LOOK_S / 10)
+            time.sleep(FORK_SERVER_LOOK_S / 10)
         return status
 
     def terminate(self) -> None:
@@ -98,7 +98,7 @@ class ForkServer:
             pass_fds=(theirs.fileno(),),
         )
         theirs.close()
-        self._socket.settimeout(START_S)
+        self._socket.settimeout(FORK_SERVER_START_S)
         try:
             is_up = "ready" in json.loads(self._socket.recv(MESSAGE_BYTES) or b"{}")
         except (TimeoutError, OSError):
@@ -116,7 +116,7 @@ class ForkServer:
                 socket.send_fds(
                     self._socket, [json.dumps({"arguments": arguments}).encode()], [child_in, child_out]
                 )
-                while "forked" not in (message := self._receive(START_S)):
+                while "forked" not in (message := self._receive(FORK_SERVER_START_S)):
                     if not message:
                         raise EngineDied("it was not forked", 1)
         except OSError as error:
@@ -175,7 +175,7 @@ def main(supervisor_pid: int, descriptor: int) -> None:
 
     line.send(json.dumps({"ready": os.getpid()}).encode())
     while True:
-        if select.select([line], [], [], LOOK_S)[0]:
+        if select.select([line], [], [], FORK_SERVER_LOOK_S)[0]:
             message, descriptors, *_ = socket.recv_fds(line, MESSAGE_BYTES, 2)
             if not message:
                 return

@@ -30,8 +30,8 @@ from molt.live.live_world import LiveWorld, WorldRecord
 from molt.live.remote import ChildSpec
 from molt.units import show_size
 from realproc.kernel.guard import BreachError
-from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec, Holding, Manner
-from realproc.kernel.signals import MS_NS
+from realproc.kernel.pressure import Allocator, AllocatorSpec, Holding, Manner
+from realproc.kernel.signals import MS_NS, SECOND_NS
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.engine_process import WarmEngine
 from realproc.supervisor.monitor import Monitor, SharedLog
@@ -55,7 +55,7 @@ from reports.run_log import RunLog
 SPAN_NS = 5 * MS_NS
 PAGES_A_TABLE = 512
 """For so many small pages, or for the huge one in their place, the kernel keeps another as their table."""
-LOOK_S = 0.002
+TRIAL_LOOK_S = 0.002
 PATIENCE_S = 60.0
 """How long each wait of a trial may take before the trial is void; an answer may take its predicted time besides."""
 SLOWER_MAX = 4
@@ -288,7 +288,7 @@ class TrialSubject:
             self._check()
             if time.monotonic() > until_s:
                 raise VoidError(f"waited in vain for {what}")
-            time.sleep(LOOK_S)
+            time.sleep(TRIAL_LOOK_S)
         self._check()
 
     def _wait_for_outcome(self) -> None:

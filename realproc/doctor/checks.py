@@ -18,6 +18,7 @@ from molt.units import show_size
 from realproc.doctor.diagnosis import Diagnosis, Finding, Severity, diagnose
 from realproc.doctor.ladder_needs import CONTEXT_CELLS
 from realproc.doctor.page import show
+from realproc.kernel.signals import SECOND_NS
 
 BUSY_SHARE = 0.7
 """Load per core from which other work distorts timings."""
@@ -25,7 +26,6 @@ BUSY_SHARE = 0.7
 DISK_BYTES_MIN = 10 * 2**30
 INT8_FLAGS = frozenset(("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"))
 SELF_SCALING_DRIVERS = ("intel_pstate", "amd-pstate-epp")  # their "powersave" raises the clock under load
-SECOND_NS = 1_000_000_000
 
 
 def findings(diagnosis: Diagnosis) -> tuple[Finding, ...]:

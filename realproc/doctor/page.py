@@ -14,7 +14,7 @@ from realproc.doctor.diagnosis import Diagnosis, Finding, Severity
 from realproc.kernel.machine import Machine
 from reports.formatting import printable
 
-ABSENT = "not available here"
+UNAVAILABLE = "not available here"
 SHOWN_FLAGS = (
     *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16"),
@@ -48,17 +48,17 @@ def show(diagnosis: Diagnosis, findings: Sequence[Finding], console: Console | N
 
 
 def facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """What the machine offers, as names and values; ``ABSENT`` where nothing is known."""
+    """What the machine offers, as names and values; ``UNAVAILABLE`` where nothing is known."""
     machine, torch = diagnosis.machine, diagnosis.torch
     return [
         ("system", machine.system),
         *_processor(machine),
         *_memory(machine),
         *_groups(diagnosis),
-        ("torch", f"{torch.version}, kernels {torch.capability}" if torch else ABSENT),
+        ("torch", f"{torch.version}, kernels {torch.capability}" if torch else UNAVAILABLE),
         (
             "torch threads",
-            f"{torch.threads} in a step, {torch.interop_threads} between steps" if torch else ABSENT,
+            f"{torch.threads} in a step, {torch.interop_threads} between steps" if torch else UNAVAILABLE,
         ),
         ("OMP_WAIT_POLICY", _wait_policy(diagnosis)),
         ("accelerators", _devices(diagnosis)),
@@ -71,10 +71,13 @@ def _processor(machine: Machine) -> list[tuple[str, str]]:
     flags = None if processor.flags is None else [flag for flag in SHOWN_FLAGS if flag in processor.flags]
     governor = processor.governor and f"{processor.governor} ({processor.driver or 'unknown driver'})"
     return [
-        ("processor", processor.name or ABSENT),
+        ("processor", processor.name or UNAVAILABLE),
         ("cores", f"{_or(processor.cores)}, of which this process may use {_or(processor.cores_allowed)}"),
-        ("instructions", ABSENT if flags is None else ", ".join(flags) or "none of those that matter here"),
-        ("clock governor", governor or ABSENT),
+        (
+            "instructions",
+            UNAVAILABLE if flags is None else ", ".join(flags) or "none of those that matter here",
+        ),
+        ("clock governor", governor or UNAVAILABLE),
         ("load, 1 min", _or(machine.load_1min)),
     ]
 
@@ -85,10 +88,10 @@ def _memory(machine: Machine) -> list[tuple[str, str]]:
     pool = "" if memory.reserved_huge_pages is None else f"; {memory.reserved_huge_pages} in the pool"
     size = "" if memory.huge_page_bytes is None else f" of {show_size(memory.huge_page_bytes)}"
     return [
-        ("memory", ABSENT if memory.total_bytes is None else f"{total}, {available} available"),
+        ("memory", UNAVAILABLE if memory.total_bytes is None else f"{total}, {available} available"),
         ("swap", "none" if memory.swap_bytes == 0 else _size(memory.swap_bytes)),
-        ("overcommit", ABSENT if memory.overcommit is None else f"mode {memory.overcommit}"),
-        ("huge pages", f"{memory.transparent}{size}{pool}" if memory.transparent else ABSENT),
+        ("overcommit", UNAVAILABLE if memory.overcommit is None else f"mode {memory.overcommit}"),
+        ("huge pages", f"{memory.transparent}{size}{pool}" if memory.transparent else UNAVAILABLE),
     ]
 
 
@@ -99,19 +102,19 @@ def _groups(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     own = "no memory limit" if groups.limit_bytes is None else f"{show_size(groups.limit_bytes)} of memory"
     windows = ", ".join(f"{window_ns / 1e9:g} s" for window_ns in pressure.windows_ns) if pressure else ""
     return [
-        ("control groups", ABSENT if groups.layout == "none" else layout),
-        ("own group", ABSENT if groups.layout == "none" else f"{own}, {quota}"),
+        ("control groups", UNAVAILABLE if groups.layout == "none" else layout),
+        ("own group", UNAVAILABLE if groups.layout == "none" else f"{own}, {quota}"),
         ("limits", "can be set (tried)" if trial.settable else f"cannot be set: {trial.detail}"),
         (
             "pressure (PSI)",
-            f"yes; windows that may be asked for: {windows or 'none'}" if pressure else ABSENT,
+            f"yes; windows that may be asked for: {windows or 'none'}" if pressure else UNAVAILABLE,
         ),
     ]
 
 
 def _wait_policy(diagnosis: Diagnosis) -> str:
     environment, torch = diagnosis.machine.environment, diagnosis.torch
-    before = ABSENT if environment is None else environment.get("OMP_WAIT_POLICY", "not set")
+    before = UNAVAILABLE if environment is None else environment.get("OMP_WAIT_POLICY", "not set")
     return (
         f"{before} at the start, {torch.wait_policy or 'not set'} in Molt"
         if torch
@@ -121,7 +124,7 @@ def _wait_policy(diagnosis: Diagnosis) -> str:
 
 def _devices(diagnosis: Diagnosis) -> str:
     if diagnosis.torch is None:
-        return ABSENT
+        return UNAVAILABLE
     devices = (
         f"{device.name}, {show_size(device.memory_bytes)}" if device.memory_bytes else device.name
         for device in diagnosis.torch.devices
@@ -159,8 +162,8 @@ def _section(console: Console, heading: str, style: str) -> None:
 
 
 def _size(size_bytes: int | None) -> str:
-    return ABSENT if size_bytes is None else show_size(size_bytes)
+    return UNAVAILABLE if size_bytes is None else show_size(size_bytes)
 
 
 def _or(number: float | None) -> str:
-    return ABSENT if number is None else f"{number:g}"
+    return UNAVAILABLE if number is None else f"{number:g}"

@@ -32,7 +32,7 @@ from molt.units import show_size
 from realproc.kernel import limited_group
 from realproc.kernel.control_groups import ControlGroups, read_groups
 from realproc.kernel.limited_group import MemoryGroup
-from realproc.kernel.watchdog import LOOK_S, Charge
+from realproc.kernel.watchdog import WATCHDOG_LOOK_S, Charge
 
 GIB = 2**30
 KEEP_FREE_SHARE = 8
@@ -166,7 +166,7 @@ def start_watchdog(charge: Charge) -> subprocess.Popen[bytes]:
     assert watchdog.stdout is not None, "it has pipes"
     watchdog.stdin.write(charge.as_line())
     looks = range(WATCHDOG_START_LOOKS)  # rather than one long one, as a machine may stand still meanwhile
-    ready = any(select.select([watchdog.stdout], [], [], LOOK_S)[0] for _ in looks)
+    ready = any(select.select([watchdog.stdout], [], [], WATCHDOG_LOOK_S)[0] for _ in looks)
     if not ready or watchdog.stdout.readline() != b"ready\n":
         watchdog.kill()
         raise BreachError("the watchdog of the run did not start")

@@ -36,14 +36,14 @@ from molt.errors import InputError
 from molt.live import parent_death
 from molt.units import format_duration, show_size
 from realproc.kernel import limited_group
+from realproc.kernel.signals import SECOND_NS
 from realproc.kernel.touched_pages import MIB, TouchedBlocks
 
 Targets = tuple[tuple[int, int], ...]
 """Pairs of time (ns, strictly rising) and bytes to hold from then on; 0 bytes before the first."""
 
-SECOND_NS = 1_000_000_000
 START_NS = 60 * SECOND_NS
-LOOK_NS = 50_000_000
+IDLE_NS = 50_000_000
 """How long an idle child waits before it checks its parent and reports again."""
 
 _REPORT = struct.Struct("=qqq")  # smaller than what a pipe takes whole
@@ -198,9 +198,9 @@ class Allocator:
             if waited_ns >= within_ns or not self.alive:
                 return None
             begun_ns = time.monotonic_ns()
-            select.select([self._reports.fileno()], [], [], LOOK_NS / SECOND_NS)
+            select.select([self._reports.fileno()], [], [], IDLE_NS / SECOND_NS)
             waited_ns += min(
-                time.monotonic_ns() - begun_ns, 2 * LOOK_NS
+                time.monotonic_ns() - begun_ns, 2 * IDLE_NS
             )  # a machine may stand still meanwhile
         return holding
 
@@ -237,7 +237,7 @@ def _follow_orders(spec: AllocatorSpec, parent_pid: int, orders: Connection, rep
             pace.took(blocks.grow(target_bytes, huge=manner.huge), now_ns)
             wait_ns = 0
         else:
-            wait_ns = min(LOOK_NS, LOOK_NS if next_ns is None else start_ns + next_ns - now_ns)
+            wait_ns = min(IDLE_NS, IDLE_NS if next_ns is None else start_ns + next_ns - now_ns)
             if blocks.taken_bytes < target_bytes:
                 wait_ns = min(wait_ns, pace.next_ns - now_ns)
         _report(reports, Holding(now_ns, blocks.taken_bytes, target_bytes))

@@ -25,7 +25,7 @@ import psutil
 from molt.units import show_size
 from realproc.kernel import limited_group
 
-LOOK_S = 0.1
+WATCHDOG_LOOK_S = 0.1
 """How often it looks at the memory of the machine."""
 
 
@@ -75,10 +75,10 @@ def clear_up(charge: Charge, children: list[psutil.Process], within_s: float) ->
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Lines of the input as they come, and an empty one at least every ``LOOK_S``; ends with the input."""
+    """Lines of the input as they come, and an empty one at least every ``WATCHDOG_LOOK_S``; ends with the input."""
     pending = b""
     while True:
-        if select.select([descriptor], [], [], LOOK_S)[0]:
+        if select.select([descriptor], [], [], WATCHDOG_LOOK_S)[0]:
             if not (some := os.read(descriptor, 4096)):
                 return
             *whole, pending = (pending + some).split(b"\n")

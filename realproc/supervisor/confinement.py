@@ -20,9 +20,9 @@ from molt.errors import InputError
 from realproc.kernel.control_groups import ControlGroups, read_groups
 from realproc.kernel.guard import Ceilings, Guard
 from realproc.kernel.record import stalls
-from realproc.kernel.signals import SIGNALS, UsageReading, best_signal
+from realproc.kernel.signals import SECOND_NS, SIGNALS, UsageReading, best_signal
 from realproc.kernel.touched_pages import MIB
-from realproc.supervisor.growth import LOOK_NS, SECOND_NS, SignalWatch
+from realproc.supervisor.growth import WATCH_INTERVAL_NS, SignalWatch
 from realproc.supervisor.headroom import Share, Standing, StandingReader, anonymous_bytes
 
 WARM_UP_BYTES = 1024 * MIB
@@ -92,7 +92,7 @@ class GroupConfinement:
         return resized
 
     def watch(self, signal: str, share: Share, reaction_ns: int) -> SignalWatch:
-        growth_bytes = FASTEST_BYTES_PER_S * (reaction_ns + LOOK_NS) // SECOND_NS
+        growth_bytes = FASTEST_BYTES_PER_S * (reaction_ns + WATCH_INTERVAL_NS) // SECOND_NS
         wake_bytes = max(share.base_bytes, share.line_bytes - growth_bytes)
         make = best_signal if signal == "best" else SIGNALS[signal]
         return SignalWatch(make(self._group, wake_bytes), empty_reading)
@@ -159,7 +159,7 @@ class Interval:
     """The signal where there is no group: look every 10 ms at what the allocator reports."""
 
     late = False
-    interval_ns: int | None = LOOK_NS
+    interval_ns: int | None = WATCH_INTERVAL_NS
     poll_mask = 0
 
     def fileno(self) -> int | None:

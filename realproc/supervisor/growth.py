@@ -11,10 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from realproc.kernel.signals import MS_NS, Signal, UsageReading
+from realproc.kernel.signals import MS_NS, SECOND_NS, Signal, UsageReading
 
-SECOND_NS = 1000 * MS_NS
-LOOK_NS = 10 * MS_NS
+WATCH_INTERVAL_NS = 10 * MS_NS
 ALERT_NS = SECOND_NS
 RATE_MIN_NS, RATE_NS, RATE_MAX_NS = 5 * MS_NS, 40 * MS_NS, 300 * MS_NS
 """Readings this far apart give a rate: the kernel counts in batches, and an old reading says nothing about now.
@@ -53,7 +52,7 @@ class SignalWatch:
         now_ns = time.monotonic_ns()
         descriptor, pauses_ns = self._signal.fileno(), [max(0, until_ns - now_ns)]
         if now_ns < self._alert_until_ns:
-            pauses_ns.append(LOOK_NS)
+            pauses_ns.append(WATCH_INTERVAL_NS)
         if self._signal.interval_ns is not None:
             pauses_ns.append(self._signal.interval_ns)
         poll = select.poll()

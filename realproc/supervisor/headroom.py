@@ -47,15 +47,15 @@ from pathlib import Path
 import psutil
 
 from realproc.kernel.limited_group import MemoryGroup
-from realproc.kernel.signals import MS_NS, UsageReading
+from realproc.kernel.signals import MS_NS, SECOND_NS, UsageReading
 from realproc.kernel.touched_pages import MIB
-from realproc.supervisor.growth import SECOND_NS, growth, remember
+from realproc.supervisor.growth import growth, remember
 
 QUANTUM_BYTES = MIB
 """Changes below this are noise: the kernel charges a group, and counts a process, in batches."""
 NOISE_BYTES = 8 * QUANTUM_BYTES
 READINGS_MAX = 4
-CALM_NS = 300 * MS_NS
+RISE_NS = 300 * MS_NS
 """How long a rise must last: others who take memory as fast as they can pause for a sixth of a second sometimes."""
 LASTING_NS = 100 * MS_NS
 """How long an engine must hold an excess before it counts as others'."""
@@ -184,8 +184,8 @@ class HeadroomReporter:
         return max(budget_bytes - growth_bytes, min(budget_bytes, cache_bytes + QUANTUM_BYTES))
 
     def _lasting_budget(self, at_ns: int, budget_bytes: int) -> int:
-        """The least budget of the last ``CALM_NS``, with this one."""
-        while self._budgets and at_ns - self._budgets[0][0] >= CALM_NS:
+        """The least budget of the last ``RISE_NS``, with this one."""
+        while self._budgets and at_ns - self._budgets[0][0] >= RISE_NS:
             self._budgets.popleft()
         self._budgets.append((at_ns, budget_bytes))
         return min(budget for _, budget in self._budgets)

@@ -35,7 +35,7 @@ from realproc.kernel.pressure import Allocator, AllocatorSpec, targets_for
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.confinement import Confinement, confine
 from realproc.supervisor.engine_process import SlowedEngine, warm_up, warm_up_budget
-from realproc.supervisor.growth import LOOK_NS
+from realproc.supervisor.growth import WATCH_INTERVAL_NS
 from realproc.supervisor.monitor import Monitor, RunProcesses, SharedLog, TimedAction, tenant_actions
 from realproc.supervisor.step_times import StepTimes
 
@@ -235,7 +235,7 @@ def reaction_time(run: Job, step_times: StepTimes) -> Callable[[], int]:
 
     def reaction_ns() -> int:
         slowed_ns = round(2 * stretch_ns * step_times.slower(token_ns))
-        return LOOK_NS + 2 * step_times.boundary_ns() + releases_ns + slowed_ns
+        return WATCH_INTERVAL_NS + 2 * step_times.boundary_ns() + releases_ns + slowed_ns
 
     return reaction_ns
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from molt.live import parent_death
 from realproc.kernel import limited_group
 from realproc.kernel.limited_group import GroupV1
-from realproc.kernel.signals import SIGNALS, Meter, UsageReading
+from realproc.kernel.signals import SECOND_NS, SIGNALS, Meter, UsageReading
 from realproc.kernel.touched_pages import MIB, TouchedBlocks
-from realproc.supervisor.growth import LOOK_NS, SECOND_NS, SignalWatch, growth, remember
+from realproc.supervisor.growth import WATCH_INTERVAL_NS, SignalWatch, growth, remember
 
 HELD_BYTES = 64 * MIB
 LIMIT_BYTES = 128 * MIB
@@ -47,7 +47,7 @@ def main(folder: Path, policy: str) -> None:
         blocks.grow(HELD_BYTES)
     watch = None
     if policy != "hold":
-        growth_bytes = RATE_BYTES_PER_S * (REACTION_NS + LOOK_NS) // SECOND_NS
+        growth_bytes = RATE_BYTES_PER_S * (REACTION_NS + WATCH_INTERVAL_NS) // SECOND_NS
         watch = SignalWatch(SIGNALS[policy](group, LINE_BYTES - growth_bytes), Meter.of(group).read)
     print("ready", flush=True)
     if watch is not None:

@@ -8,7 +8,7 @@ import pytest
 
 from molt.errors import InputError
 from molt.server.admin import known_followers, make_follower
-from realproc.follow import CALM_NS, MARGIN_SHARE, Available, ControlGroup, Stalls
+from realproc.follow import CALM_NS, FREE_SHARE, Available, ControlGroup, Stalls
 from tests.realproc.trees import COMMON, GIB, V1, V2, plant
 
 OWN = 100 * 2**20
@@ -23,7 +23,7 @@ def psi(total_us: int) -> dict[str, str]:
 def test_below_a_limit_it_is_what_is_used_and_what_is_free(tmp_path: Path) -> None:
     """Of 2 GiB, 1 is used, of which half are pages that can be dropped; a margin stays free."""
     root = plant(tmp_path, COMMON | V1)
-    assert ControlGroup(root).budget_bytes(OWN) == OWN + 3 * GIB // 2 - 2 * GIB // MARGIN_SHARE
+    assert ControlGroup(root).budget_bytes(OWN) == OWN + 3 * GIB // 2 - 2 * GIB // FREE_SHARE
 
 
 def test_a_limit_that_falls_is_followed(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_limit_that_falls_is_followed(tmp_path: Path) -> None:
     follower = ControlGroup(root)
     before = follower.budget_bytes(OWN)
     plant(tmp_path, {"sys/fs/cgroup/user.slice/molt.scope/memory.max": f"{2 * GIB}\n"})
-    assert follower.budget_bytes(OWN) == before - GIB + GIB // MARGIN_SHARE
+    assert follower.budget_bytes(OWN) == before - GIB + GIB // FREE_SHARE
     plant(tmp_path, {"sys/fs/cgroup/user.slice/molt.scope/memory.max": "max\n"})
     with pytest.raises(OSError, match="gone"):
         follower.budget_bytes(OWN)
@@ -41,7 +41,7 @@ def test_what_is_available_bounds_a_generous_limit(tmp_path: Path) -> None:
     meminfo = {"proc/meminfo": "MemTotal: 8388608 kB\nMemAvailable: 524288 kB\n"}
     root = plant(tmp_path, COMMON | V1 | meminfo)
     assert ControlGroup(root).budget_bytes(OWN) == Available(root).budget_bytes(OWN)
-    assert Available(root).budget_bytes(OWN) == OWN + GIB // 2 - 8 * GIB // MARGIN_SHARE
+    assert Available(root).budget_bytes(OWN) == OWN + GIB // 2 - 8 * GIB // FREE_SHARE
 
 
 def test_stalls_take_a_tenth_for_a_while(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from molt.errors import InputError
 from molt.formats import log
 from realproc.kernel.control_groups import ControlGroups
 from realproc.supervisor import real_run as r
-from realproc.supervisor.growth import LOOK_NS
+from realproc.supervisor.growth import WATCH_INTERVAL_NS
 from realproc.supervisor.step_times import StepTimes
 from reports import agreement
 from reports.schema import read_summary
@@ -179,7 +179,7 @@ def test_a_reported_budget_must_hold_until_the_world_can_take_the_next(scenario:
     longer as tokens take longer than in the profile."""
     run, step_times = r.job.prepare(scenario), StepTimes(1)
     reaction_ns = r.reaction_time(run, step_times)
-    fixed_ns = LOOK_NS + sum(costs.release_ns for costs in run.costs.rungs.values())
+    fixed_ns = WATCH_INTERVAL_NS + sum(costs.release_ns for costs in run.costs.rungs.values())
     boundary_ns, slower = 7 * 10**6, 1.0
     step_times.boundary_ns = lambda: boundary_ns  # type: ignore[method-assign]
     step_times.slower = lambda token_ns: slower  # type: ignore[method-assign]

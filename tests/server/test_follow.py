@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from realproc.follow import MARGIN_SHARE
+from realproc.follow import FREE_SHARE
 from realproc.kernel import limited_group
 from realproc.kernel.control_groups import read_groups, try_limit
 from realproc.kernel.limited_group import GroupV1, GroupV2
@@ -75,7 +75,7 @@ def test_a_server_shrinks_when_its_group_is_filled_and_grows_again(
         largest, next_one = (rung["resident_bytes"] for rung in state()["rungs"][:2])
         assert state()["usage_bytes"] == largest
         wanted = (largest + 2 * next_one) // 2  # room for the second rung, not for the first
-        leave = wanted + LIMIT // MARGIN_SHARE - state()["usage_bytes"]
+        leave = wanted + LIMIT // FREE_SHARE - state()["usage_bytes"]
         free = LIMIT - group.read().usage_bytes + group.read().droppable_bytes
         seen: list[Any] = []
         with client.stream(

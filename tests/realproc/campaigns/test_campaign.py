@@ -20,8 +20,8 @@ from molt.jobs import job
 from realproc.campaigns import campaign as c
 from realproc.campaigns.trial import PressureStep, TrialResult, TrialSubject, VoidError, fastest
 from realproc.kernel.guard import BreachError
-from realproc.kernel.pressure import SECOND_NS, Holding, Manner
-from realproc.kernel.signals import MS_NS
+from realproc.kernel.pressure import Holding, Manner
+from realproc.kernel.signals import MS_NS, SECOND_NS
 from realproc.kernel.touched_pages import MIB
 
 FINE = TrialResult(

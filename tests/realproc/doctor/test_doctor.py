@@ -20,7 +20,7 @@ from realproc.doctor import checks, ladder_needs
 from realproc.doctor.checks import findings
 from realproc.doctor.diagnosis import Cache, Diagnosis, Severity
 from realproc.doctor.ladder_needs import LadderNeed, needed_bytes
-from realproc.doctor.page import ABSENT, facts, show
+from realproc.doctor.page import UNAVAILABLE, facts, show
 from realproc.doctor.torch_facts import Device, TorchFacts, read_torch
 from realproc.kernel.control_groups import ControlGroups, LimitTrial
 from realproc.kernel.machine import Machine, MachineMemory, Pressure, Processor, read_machine
@@ -169,8 +169,8 @@ def test_a_machine_without_readings_is_shown_and_not_accused(tmp_path: Path) -> 
     shown = dict(facts(nothing))
     assert shown.keys() == dict(facts(GOOD)).keys()
     for name in ("processor", "memory", "swap", "overcommit", "control groups", "pressure (PSI)", "torch"):
-        assert shown[name] == ABSENT
-    assert ABSENT in page(nothing)
+        assert shown[name] == UNAVAILABLE
+    assert UNAVAILABLE in page(nothing)
 
 
 @pytest.mark.parametrize("tree", [HYBRID, V2], ids=["hybrid", "v2"])

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from molt.errors import InputError
 from realproc.kernel.pressure import (
-    SECOND_NS,
     AllocationPace,
     Allocator,
     AllocatorSpec,
     target_at,
     targets_for,
 )
+from realproc.kernel.signals import SECOND_NS
 from realproc.kernel.touched_pages import HUGE_BYTES, MIB, TouchedBlocks
 from tests.realproc.waiting import until_gone
 

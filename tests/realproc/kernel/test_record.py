@@ -17,7 +17,7 @@ from molt.models.ladder_file import resolve
 from realproc.kernel.control_groups import ControlGroups
 from realproc.kernel.guard import Ceilings, Guard
 from realproc.kernel.limited_group import GroupV1, GroupV2, Reading
-from realproc.kernel.pressure import SECOND_NS, Allocator, AllocatorSpec
+from realproc.kernel.pressure import Allocator, AllocatorSpec
 from realproc.kernel.record import (
     HEADER,
     Own,
@@ -30,6 +30,7 @@ from realproc.kernel.record import (
     record,
     stalls,
 )
+from realproc.kernel.signals import SECOND_NS
 from realproc.kernel.touched_pages import MIB
 from tests.realproc.conftest import FILES_V1, FILES_V2
 from tests.realproc.trees import COMMON, GIB, plant

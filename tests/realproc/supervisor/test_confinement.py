@@ -21,7 +21,7 @@ from realproc.kernel.guard import BreachError, Ceilings, Guard
 from realproc.kernel.limited_group import MemoryGroup
 from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.confinement import OOM_SCORE, DeclaredConfinement, GroupConfinement, confine
-from realproc.supervisor.growth import LOOK_NS
+from realproc.supervisor.growth import WATCH_INTERVAL_NS
 from realproc.supervisor.headroom import Share, anonymous_bytes
 from realproc.supervisor.real_run import start_errors
 from tests.realproc.conftest import Fake
@@ -102,10 +102,10 @@ def test_a_threshold_is_where_fast_growth_is_met_in_time(fake: Fake, monkeypatch
     )
     monkeypatch.setattr(os, "close", lambda descriptor: None)
     confinement, _ = limited(fake("v1"))
-    confinement.watch("threshold", SHARE, 2 * LOOK_NS)
-    confinement.watch("threshold", SHARE, 100 * LOOK_NS)
+    confinement.watch("threshold", SHARE, 2 * WATCH_INTERVAL_NS)
+    confinement.watch("threshold", SHARE, 100 * WATCH_INTERVAL_NS)
     near, far = map(int, wakes)
-    assert near == SHARE.line_bytes - 1024 * MIB * 3 * LOOK_NS // 10**9
+    assert near == SHARE.line_bytes - 1024 * MIB * 3 * WATCH_INTERVAL_NS // 10**9
     assert far == SHARE.base_bytes
 
 

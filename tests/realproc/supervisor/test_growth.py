@@ -10,13 +10,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realproc.kernel.signals import MS_NS, Messages, Meter, Polling, UsageReading
+from realproc.kernel.signals import MS_NS, SECOND_NS, Messages, Meter, Polling, UsageReading
 from realproc.supervisor.growth import (
-    LOOK_NS,
     RATE_MAX_NS,
     RATE_MIN_NS,
     RATE_NS,
-    SECOND_NS,
+    WATCH_INTERVAL_NS,
     SignalWatch,
     growth,
 )
@@ -98,7 +97,7 @@ def test_an_event_wakes_and_is_looked_into(tmp_path: Path) -> None:
 
 
 def test_a_signal_without_a_descriptor_is_always_awake(tmp_path: Path) -> None:
-    watch = SignalWatch(Polling(meter(tmp_path, MIB), LOOK_NS), meter(tmp_path, MIB).read)
+    watch = SignalWatch(Polling(meter(tmp_path, MIB), WATCH_INTERVAL_NS), meter(tmp_path, MIB).read)
     begun_ns = time.monotonic_ns()
     assert watch.look(begun_ns + 60 * SECOND_NS).at_ns - begun_ns < 30 * SECOND_NS
     assert watch.awake(0)

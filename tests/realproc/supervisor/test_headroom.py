@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realproc.kernel.limited_group import GroupV1, GroupV2
-from realproc.kernel.signals import MS_NS
+from realproc.kernel.signals import MS_NS, SECOND_NS
 from realproc.kernel.touched_pages import MIB
-from realproc.supervisor.growth import LOOK_NS, SECOND_NS
+from realproc.supervisor.growth import WATCH_INTERVAL_NS
 from realproc.supervisor.headroom import (
-    CALM_NS,
     LASTING_NS,
     QUANTUM_BYTES,
+    RISE_NS,
     Excess,
     HeadroomReporter,
     Share,
@@ -38,7 +38,7 @@ def reports(
     """Milliseconds and budgets reported by a look every 10 ms; before the first, the whole budget was reported."""
     reporter = HeadroomReporter(SHARE, SHARE.budget_bytes(0))
     found = []
-    for at_ms in range(0, duration_ms, LOOK_NS // MS_NS):
+    for at_ms in range(0, duration_ms, WATCH_INTERVAL_NS // MS_NS):
         standing = Standing(at_ms * MS_NS, others(at_ms) + own, own)
         if reported := reporter.report(standing, awake=awake, reaction_ns=REACTION_NS):
             found.append((at_ms, reported.budget_bytes))
@@ -72,7 +72,7 @@ def test_a_single_look_long_after_the_last_is_no_lasting_excess() -> None:
 
 def test_a_fall_is_reported_at_once_and_a_rise_when_it_lasts() -> None:
     reported = reports(lambda ms: 10 * MIB if 100 <= ms < 400 else 0, 1000)
-    assert reported == [(100, 66 * MIB), (390 + CALM_NS // MS_NS, 76 * MIB)]
+    assert reported == [(100, 66 * MIB), (390 + RISE_NS // MS_NS, 76 * MIB)]
 
 
 def test_a_rise_that_does_not_last_is_not_reported() -> None:
@@ -82,7 +82,7 @@ def test_a_rise_that_does_not_last_is_not_reported() -> None:
 def test_a_jump_near_the_line_is_taken_for_the_beginning_of_more() -> None:
     """10 MiB within 10 ms may be 1 GiB a second; a while later it was not."""
     reported = reports(lambda ms: 10 * MIB if ms >= 100 else 0, 1000, own=50 * MIB)
-    assert reported == [(100, 16 * MIB), (100 + CALM_NS // MS_NS, 66 * MIB)]
+    assert reported == [(100, 16 * MIB), (100 + RISE_NS // MS_NS, 66 * MIB)]
 
 
 def test_slow_growth_is_growth_beside_a_large_margin() -> None:
@@ -95,7 +95,7 @@ def test_slow_growth_is_growth_beside_a_large_margin() -> None:
         reported = reporter.report(standing, awake=True, reaction_ns=SECOND_NS, cache_bytes=30 * MIB)
         if reported is not None and reported.budget_bytes < share.budget_bytes(others):
             break
-        now_ns += LOOK_NS
+        now_ns += WATCH_INTERVAL_NS
     assert share.line_bytes - own - others > 100 * MIB
 
 
@@ -139,11 +139,13 @@ def test_fast_growth_is_reported_before_it_hurts(mib_per_s: int, start_ms: int) 
     need = SHARE.budget_bytes(36 * MIB)
     assert reported, "it was reported"
     in_time = [
-        budget for at_ms, budget in reported if at_ms <= meets_ms - REACTION_NS / MS_NS + LOOK_NS / MS_NS
+        budget
+        for at_ms, budget in reported
+        if at_ms <= meets_ms - REACTION_NS / MS_NS + WATCH_INTERVAL_NS / MS_NS
     ]
-    if (meets_ms - start_ms) > REACTION_NS / MS_NS + 5 * LOOK_NS / MS_NS:
+    if (meets_ms - start_ms) > REACTION_NS / MS_NS + 5 * WATCH_INTERVAL_NS / MS_NS:
         assert in_time, "with time enough, it was reported in time"
-        assert min(in_time) <= need + 2 * QUANTUM_BYTES + mib_per_s * MIB * LOOK_NS // SECOND_NS
+        assert min(in_time) <= need + 2 * QUANTUM_BYTES + mib_per_s * MIB * WATCH_INTERVAL_NS // SECOND_NS
     assert abs(reported[-1][1] - SHARE.budget_bytes(others(end_ms + 500))) < 2 * QUANTUM_BYTES
 
 
