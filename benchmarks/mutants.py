@@ -9,7 +9,7 @@ In a clone, with cosmic-ray installed:
 
 The sample goes to ``benchmarks/results/mutants.json``, in which every survivor is given a ``judgement``: a test is
 missing and was added, or it is equivalent, or a test outside the subset notices. ``python -m benchmarks.mutants page``
-makes ``docs/mutants.md``.
+makes ``docs/lab-notes/mutants.md``.
 
 ``thin`` leaves one mutant a place, in random order, so that what is done when it is stopped is a fair sample. It leaves
 out what is never run (annotations) and what cannot be survived (unions of types, patterns).
@@ -33,7 +33,7 @@ from tabulate import tabulate
 from reports.confidence import lower_bound
 
 RESULTS = Path(__file__).resolve().parent / "results" / "mutants.json"
-PAGE = RESULTS.parent.parent.parent / "docs" / "mutants.md"
+PAGE = RESULTS.parent.parent.parent / "docs" / "lab-notes" / "mutants.md"
 
 Span = tuple[tuple[int, int], tuple[int, int]]
 

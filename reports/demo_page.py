@@ -1,7 +1,7 @@
 """Publishes a session of ``molt demo``: its JSON becomes a page in ``reports/published``.
 
 ``python -m reports.demo_page RUN ...`` after ``molt demo --out RUN``. Nothing is typed: every number is of the stream
-that the JSON has recorded, in the page and in the README (a test makes both again and compares).
+that the JSON has recorded, in the page and wherever a session stands between markers (a test compares).
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def publish(run: Path, published: Path = PUBLISHED) -> str:
     return name
 
 
-def with_sessions(readme: str, published: Path = PUBLISHED) -> str:
-    """The README with its sessions as published, each between ``<!-- session: NAME -->`` and ``<!-- end -->``."""
+def with_sessions(text: str, published: Path = PUBLISHED) -> str:
+    """A page with its sessions as published, each between ``<!-- session: NAME -->`` and ``<!-- end -->``."""
 
     def fill(match: re.Match[str]) -> str:
         session = Session.model_validate_json((published / f"{match[1]}.json").read_bytes())
         return f"<!-- session: {match[1]} -->\n```text\n{annotated(session)}```\n<!-- end -->"
 
-    return re.sub(r"<!-- session: (\S+) -->\n.*?<!-- end -->", fill, readme, flags=re.DOTALL)
+    return re.sub(r"<!-- session: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
 def main(arguments: list[str]) -> int:

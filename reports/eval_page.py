@@ -1,8 +1,8 @@
-"""Publishes tables of ``molt eval``: one JSON becomes a page in ``reports/published``, and rows of the README.
+"""Publishes tables of ``molt eval``: one JSON becomes a page in ``reports/published``, and tables of other pages.
 
 ``python -m reports.eval_page FILE ...`` after ``molt eval TABLE LADDER --out FILE``. Nothing is typed: a page is made
-of its JSON alone, and a table of the README, between ``<!-- evaluated: NAME FROM TO -->`` and ``<!-- end -->``, of a
-published JSON (a test makes all of them again and compares).
+of its JSON alone, and a table of the README or of ``docs``, between ``<!-- evaluated: NAME FROM TO -->`` and
+``<!-- end -->``, of a published JSON (a test makes all of them again and compares).
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _short(route: RouteTable) -> text_tables.Grid:
     return text_tables.Grid("", "", headers, tuple(rows))
 
 
-def with_tables(readme: str, published: Path = PUBLISHED) -> str:
-    """The README with every table of ``molt eval`` in it made anew."""
+def with_tables(text: str, published: Path = PUBLISHED) -> str:
+    """A page with every table of ``molt eval`` between markers made anew."""
 
     def fill(match: re.Match[str]) -> str:
         name, source, dest = match[1], match[2], match[3]
@@ -159,7 +159,7 @@ def with_tables(readme: str, published: Path = PUBLISHED) -> str:
         return f"<!-- evaluated: {name} {source} {dest} -->\n{made}\n<!-- end -->"
 
     pattern = r"<!-- evaluated: (\S+) (\S+) (\S+) -->\n.*?<!-- end -->"
-    return re.sub(pattern, fill, readme, flags=re.DOTALL)
+    return re.sub(pattern, fill, text, flags=re.DOTALL)
 
 
 def main(arguments: list[str]) -> int:

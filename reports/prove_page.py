@@ -127,7 +127,7 @@ def _worst(of: Mapping[str, Any]) -> str:
     return (
         "## The worst that was found, beside the bound\n\n"
         "A search climbs towards it. After enforcement the bound is 0 bytes; in time it is each world's own "
-        "([the bound](../../docs/the-bound.md)).\n\n" + _grid(rows, headers)
+        "([the bound](../../docs/explanations/the-bound.md)).\n\n" + _grid(rows, headers)
     )
 
 

@@ -1,9 +1,9 @@
-"""Publishes a run: its pages go to ``reports/published``, its main numbers into the README.
+"""Publishes a run: its pages go to ``reports/published``, its main numbers into the README and ``docs``.
 
 ``python -m reports.publish RUN`` after ``python -m sim.run scenarios/NAME.yaml --out RUN``; those of a run with real
-processes (``python -m realproc.run``) go to ``reports/published/real``, and none into the README. Nothing is typed: the
-pages are the run's own, with the command before them, and the table of the README is made from the published summary (a
-test compares the two).
+processes (``python -m realproc.run``) go to ``reports/published/real``. Nothing is typed: the pages are the run's own,
+with the command before them, and every table between markers is made from the published summary (a test compares the
+two).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from reports.table import rows
 PUBLISHED = Path(__file__).resolve().parent / "published"
 SCENARIOS = PUBLISHED.parent.parent / "scenarios"
 README = PUBLISHED.parent.parent / "README.md"
+DOCS = PUBLISHED.parent.parent / "docs"
 README_ROWS = (
     "killed by the OS",
     "answers finished",
@@ -98,23 +99,30 @@ def readme_table(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def with_tables(readme: str, published: Path = PUBLISHED) -> str:
-    """The README with every table between ``<!-- published: NAME -->`` and ``<!-- end -->`` made anew."""
+def pages() -> list[Path]:
+    """The Markdown pages that may have published results between markers: the README and those below ``docs``."""
+    return [README, *sorted(DOCS.rglob("*.md"))]
+
+
+def with_tables(text: str, published: Path = PUBLISHED) -> str:
+    """A page with every table between ``<!-- published: NAME -->`` and ``<!-- end -->`` made anew."""
 
     def fill(match: re.Match[str]) -> str:
         summary = json.loads((published / f"{match[1]}.json").read_text(encoding="utf-8"))
         return f"<!-- published: {match[1]} -->\n{readme_table(summary)}\n<!-- end -->"
 
-    return re.sub(r"<!-- published: (\w+) -->\n.*?<!-- end -->", fill, readme, flags=re.DOTALL)
+    return re.sub(r"<!-- published: (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
 def run_command(
     usage: str,
     arguments: Sequence[str],
     publish_all: Callable[[list[Path]], Iterable[str]],
-    renewed: Callable[[str], str] = lambda readme: readme,
+    renewed: Callable[[str], str] = lambda text: text,
 ) -> int:
-    """Publish what the arguments name, say what came of it, and renew the README; returns the exit status.
+    """Publish what the arguments name, print each name, and renew the pages that have results between markers.
+
+    Returns the exit status.
 
     ``usage`` is told where there are no arguments, and one line, with status 2, for bad input.
     """
@@ -127,9 +135,10 @@ def run_command(
     except InputError as error:
         print(f"molt: {error}", file=sys.stderr)
         return 2
-    before = README.read_text(encoding="utf-8")
-    if (after := renewed(before)) != before:
-        README.write_text(after, encoding="utf-8", newline="\n")
+    for path in pages():
+        before = path.read_text(encoding="utf-8")
+        if (after := renewed(before)) != before:
+            path.write_text(after, encoding="utf-8", newline="\n")
     return 0
 
 

@@ -16,7 +16,7 @@ DOCS = [
     ROOT / "README.md",
     ROOT / "ARCHITECTURE.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 
@@ -55,7 +55,7 @@ def workplace(tmp_path: Path) -> Path:
 
 def test_the_tutorial_policy_works_as_written(workplace: Path) -> None:
     """The code of the tutorial is saved under the name it gives, and its command is run to the letter."""
-    page = ROOT / "docs" / "writing-a-policy.md"
+    page = ROOT / "docs" / "guides" / "writing-a-policy.md"
     (code,) = blocks(page, "python")
     (workplace / "cliff_policy.py").write_text(code, encoding="utf-8")
     (command,) = commands(page)

@@ -1,4 +1,4 @@
-"""The bound: how far, and for how long, usage can be above the budget. ``docs/the-bound.md`` derives it.
+"""The bound: how far, and for how long, usage can be above the budget. ``docs/explanations/the-bound.md`` derives it.
 
 After enforcement ``usage - budget <= overshoot_bytes_max``; until then at most ``reaction_ns_max`` go by after a fall.
 """

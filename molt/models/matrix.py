@@ -17,7 +17,7 @@ embedding looked up. What it does depends on shape and type:
 - few tokens, signed: fastest as ``W @ x.T``, whose product is put in the order of tokens when it is widened, for
   all that follows reads it token by token; many: as ``x @ W.T``.
 
-``docs/int8.md`` has the measurements of this and of what was tried instead.
+``docs/lab-notes/int8.md`` has the measurements of this and of what was tried instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One policy's run with real processes: an engine and an allocator in a limited group, a monitor beside the world.
 
-``docs/real-processes.md`` says how a scenario is made real. ``run_contender`` does all of it; campaigns use its parts.
+``docs/explanations/real-processes.md`` says how a scenario is made real. ``run_contender`` does all of it; campaigns
+use its parts.
 """
 
 from __future__ import annotations

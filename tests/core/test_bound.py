@@ -1,4 +1,4 @@
-"""The bound of ``docs/the-bound.md``: kept in every world, and reached where it can be."""
+"""The bound of ``docs/explanations/the-bound.md``: kept in every world, and reached where it can be."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from molt.client.demo import Session, TimedLever, TimedToken, annotated, to_json
 from reports.demo_page import main, page, publish, with_sessions
-from reports.publish import PUBLISHED, README
+from reports.publish import DOCS, PUBLISHED
 
 SESSIONS = sorted(PUBLISHED.glob("demo-*.json"))
 
@@ -17,8 +17,8 @@ def session_of(path: Path) -> Session:
     return Session.model_validate_json(path.read_bytes())
 
 
-def test_the_readme_has_the_published_session() -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_guide_has_the_published_session() -> None:
+    text = (DOCS / "guides" / "serve.md").read_text(encoding="utf-8")
     assert "<!-- session: demo-qwen2.5-coder -->" in text
     assert with_sessions(text) == text
 

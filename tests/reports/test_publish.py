@@ -1,14 +1,26 @@
-"""What is published is what a run wrote, and the README's numbers are those of the published summaries."""
+"""What is published is what a run wrote, and the numbers of every page are those of the published summaries."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from reports import demo_page, eval_page
 from reports.from_run import write_reports
-from reports.publish import PUBLISHED, README, command, main, publish, readme_table, with_tables
+from reports.publish import (
+    PUBLISHED,
+    README,
+    command,
+    main,
+    pages,
+    publish,
+    readme_table,
+    run_command,
+    with_tables,
+)
 
 
 def test_the_readme_has_the_published_numbers() -> None:
@@ -16,6 +28,33 @@ def test_the_readme_has_the_published_numbers() -> None:
     text = README.read_text(encoding="utf-8")
     assert "| killed by the OS |" in text
     assert with_tables(text) == text
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_page_has_the_published_results(page: Path) -> None:
+    """Whatever stands between markers is made again from what is published, and each marker is of a known kind."""
+    text = page.read_text(encoding="utf-8")
+    for renewed in (with_tables, eval_page.with_tables, demo_page.with_sessions):
+        assert renewed(text) == text
+    starts = re.findall(r"^<!-- (\w+): .*-->$", text, re.MULTILINE)
+    assert set(starts) <= {"published", "evaluated", "session"}
+    assert len(starts) == len(re.findall(r"^<!-- end -->$", text, re.MULTILINE))
+
+
+def test_publishing_renews_every_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README and a page in a folder of the docs get what is published; a page without markers stays as it was."""
+    (tmp_path / "docs" / "guides").mkdir(parents=True)
+    outdated = "<!-- published: spike_mid_answer -->\nold\n<!-- end -->\n"
+    with_markers = [tmp_path / "README.md", tmp_path / "docs" / "guides" / "page.md"]
+    for path in with_markers:
+        path.write_text(outdated, encoding="utf-8")
+    plain = tmp_path / "docs" / "plain.md"
+    plain.write_text("no markers\n", encoding="utf-8")
+    monkeypatch.setattr("reports.publish.README", tmp_path / "README.md")
+    monkeypatch.setattr("reports.publish.DOCS", tmp_path / "docs")
+    assert run_command("", ["anything"], lambda paths: [], with_tables) == 0
+    assert all("| killed by the OS |" in path.read_text(encoding="utf-8") for path in with_markers)
+    assert plain.read_text(encoding="utf-8") == "no markers\n"
 
 
 def test_every_published_page_names_its_command_commit_machine_and_logs() -> None:

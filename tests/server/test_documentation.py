@@ -1,4 +1,4 @@
-"""The examples of ``docs/server.md``, run as they stand against ``molt serve --ladder pico``."""
+"""The examples of ``docs/guides/serve.md``, run as they stand against ``molt serve --ladder pico``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.server.local import ADMIN
 from tests.server.process import Process
 from tests.test_docs import ROOT, blocks, commands
 
-PAGE = ROOT / "docs" / "server.md"
+PAGE = ROOT / "docs" / "guides" / "serve.md"
+REFERENCE = ROOT / "docs" / "reference" / "server-api.md"
 CURLS = [command for command in commands(PAGE) if command.startswith("curl")]
 
 
@@ -59,7 +60,7 @@ def test_python(pico: Process) -> None:
 
 
 def test_every_field_of_the_summary_is_told_of() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = REFERENCE.read_text(encoding="utf-8")
     summary = Answer(1, (), lambda *route: 0, may_begin_anew=True).summary()
     missing = [name for name in summary if f"`{name}`" not in text and name not in ("event", "prompt_tokens")]
     assert missing == []

@@ -1,4 +1,4 @@
-"""How a server ends, and how it outlives its engine: checks 19 and 20 of ``docs/server.md``."""
+"""How a server ends, and how it outlives its engine: checks 19 and 20 of ``docs/reference/server-checks.md``."""
 
 from __future__ import annotations
 

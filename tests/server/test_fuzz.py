@@ -1,4 +1,4 @@
-"""The server against its own OpenAPI document: check 21 of ``docs/server.md``.
+"""The server against its own OpenAPI document: check 21 of ``docs/reference/server-checks.md``.
 
 A thousand requests for every operation with ``MOLT_HYPOTHESIS=night``, a few of them otherwise. Whatever is asked,
 valid or not: no 5xx but those that are documented, and every answer is of the kind that the document says.

@@ -1,4 +1,4 @@
-"""What a server on somebody's machine has to withstand. Numbers are those of the list in ``docs/server.md``."""
+"""What a server on a user's machine has to withstand. The numbers are those of ``docs/reference/server-checks.md``."""
 
 from __future__ import annotations
 
