@@ -1,4 +1,4 @@
-"""``molt real``: everything that runs real processes."""
+"""``molt real``: the commands that run real processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
-    help="Real processes, real memory, the kernel's own killer.",
 )
 app.command("run")(run.command)
 app.command("campaign")(campaign.command)
@@ -19,4 +18,7 @@ app.command("campaign")(campaign.command)
 
 @app.callback()
 def commands() -> None:
-    """Real processes, real memory, the kernel's own killer."""
+    """Run real processes under real memory limits, which the kernel enforces.
+
+    Example: molt real run scenarios/spike_mid_answer.yaml
+    """

@@ -1,7 +1,7 @@
-"""Runs a scenario with real processes and real memory: the kernel applies the pressure and does the killing.
+"""Runs a scenario with real processes and real memory: the kernel enforces the limit and kills.
 
 ``python -m realproc.run scenarios/spike_mid_answer.yaml`` and ``molt real run`` are the same. Scenario files, policies
-and tables are those of the simulator; ``docs/real-processes.md`` says how a scenario is made real.
+and tables are those of the simulator; ``docs/explanations/real-processes.md`` says how a scenario is made real.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from realproc.supervisor.real_run import (
 
 
 def parse_rate(text: str) -> int | None:
-    """Bytes a second: a size, or ``max`` for flat out."""
+    """Bytes a second: a size, or ``max`` (``None``: no limit)."""
     if text == "max":
         return None
     rate = parse_size(text)
     if rate == 0:
-        raise InputError("a rate must be positive")
+        raise InputError("rate must be positive")
     return rate
 
 
@@ -44,30 +44,46 @@ def command(
     path: ScenarioPath,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help=f"Policy name, {MAPPED}, or module:Class; repeat for more."),
+        typer.Option(
+            help=f"Policy: name, {MAPPED}, or module:Class; repeat for more. Default: the scenario's."
+        ),
     ] = None,
     ladder: LadderName = None,
     profile: ProfileName = None,
-    signal: Annotated[str, typer.Option(help=f"What wakes: best, {', '.join(SIGNALS)}.")] = SIGNAL,
+    signal: Annotated[
+        str, typer.Option(help=f"Signal that wakes the monitor: best, {', '.join(SIGNALS)}.")
+    ] = SIGNAL,
     rate: Annotated[
-        str, typer.Option(help="How fast others take memory, a second, such as 200MiB; max: flat out.")
+        str,
+        typer.Option(help="Memory that other processes allocate in a second, such as 200MiB; max: no limit."),
     ] = format_size(RATE_BYTES_PER_S),
-    huge: Annotated[bool, typer.Option("--huge", help="Others take huge pages.")] = False,
+    huge: Annotated[bool, typer.Option("--huge", help="Other processes allocate huge pages.")] = False,
     no_cgroup: Annotated[
-        bool, typer.Option("--no-cgroup", help="A declared budget instead of a limit: nobody is killed.")
+        bool,
+        typer.Option("--no-cgroup", help="Declare a budget, set no limit: the kernel kills no process."),
     ] = False,
     margin: Annotated[
-        str | None, typer.Option(help="Kept free below the limit; default 4MiB or a hundredth.")
+        str | None,
+        typer.Option(
+            help="Memory to keep free below the limit; default: 4MiB or, if more, 1% of the budget."
+        ),
     ] = None,
     slowdown: Annotated[
         float | None,
-        typer.Option(help="How many times slower than this machine, in place of the scenario's."),
+        typer.Option(
+            help="Slowdown of the simulated device against this machine, in place of the scenario's."
+        ),
     ] = None,
     seed: Seed = None,
     out: OutFolder = None,
     json_output: AsJson = False,
 ) -> None:
-    """Run SCENARIO with real processes under every policy it names, and hold on mapped weights, and compare them."""
+    """Run SCENARIO with real processes under every policy that it names, and compare the policies.
+
+    The policy hold runs a second time with its weights mapped from their files (hold_mapped).
+
+    Example: molt real run scenarios/spike_mid_answer.yaml --policy hold --policy molt
+    """
     from reports.from_run import write_reports
     from reports.summary import summary_json
     from reports.table import text_table

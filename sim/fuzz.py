@@ -385,13 +385,16 @@ def run_campaign(first: int, seeds: int, jobs: int) -> FuzzCampaign:
 
 
 def command(
-    seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 1000,
-    start: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the counts.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of worlds; each is made from one seed.")] = 1000,
+    start: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write the counts to.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
-    """Run random worlds with faults, each twice, and hold the policies to their promises."""
+    """Simulate random worlds with faults, each twice, and check that every policy keeps its promises.
+
+    Example: molt fuzz --seeds 200 --jobs 2
+    """
     if out is not None and not out.parent.is_dir():
         raise InputError(f"{out}: no such folder")
     campaign = run_campaign(start, seeds, min(jobs, seeds))

@@ -145,29 +145,37 @@ def warn_if_slow(run: SimulationJob) -> None:
 def command(
     path: ScenarioPath,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Policy name or module:Class; repeat for more.")
+        list[str] | None,
+        typer.Option(help="Policy: name or module:Class; repeat for more. Default: the scenario's."),
     ] = None,
     ladder: LadderName = None,
     profile: ProfileName = None,
     engine: Annotated[
-        EngineKind, typer.Option(help="Real model steps, or their costs only.")
+        EngineKind,
+        typer.Option(help="Real: compute every step. Modelled: no tensors, only times and sizes."),
     ] = EngineKind.REAL,
     clock: Annotated[
-        Clock, typer.Option(help="Time of a step: profiled, or measured (then quality is not).")
+        Clock,
+        typer.Option(help="Time of a step: the profile's, or measured (then handoff quality is not)."),
     ] = Clock.PROFILE,
     seed: Seed = None,
-    device: Annotated[str, typer.Option(help="Where the real engine computes: cpu, or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="Device that the real engine computes on: cpu or cuda.")
+    ] = "cpu",
     memory_of: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Run with real processes: every policy meets the memory it met there, and is told the same of it.",
+            help="Folder of a run by `molt real run`: every policy gets the memory and the signals recorded there.",
         ),
     ] = None,
     out: OutFolder = None,
     json_output: AsJson = False,
 ) -> None:
-    """Simulate SCENARIO under every policy it names and compare them."""
+    """Simulate SCENARIO under every policy that it names, and compare the policies.
+
+    Example: molt sim scenarios/three_tenants.yaml --engine modelled --out runs/first
+    """
     from reports.from_run import write_reports
     from reports.summary import summary_json
     from reports.table import text_table

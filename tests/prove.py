@@ -279,15 +279,20 @@ def _beyond(worst: dict[str, Any]) -> list[str]:
 
 
 def command(
-    full: Annotated[bool, typer.Option("--full", help="The long form: hours, not minutes.")] = False,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stateful steps, in place of the form's.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
-    out: Annotated[Path, typer.Option(help="JSON file for what was tried and found.")] = Path("prove.json"),
+    full: Annotated[bool, typer.Option("--full", help="Run the long form: hours, not minutes.")] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Stateful steps, in place of the form's number.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
+    out: Annotated[Path, typer.Option(help="JSON file to write the findings to.")] = Path("prove.json"),
     work: Annotated[
-        Path | None, typer.Option(help="Folder for what is finished; what is there already counts.")
+        Path | None, typer.Option(help="Folder for finished parts; parts found there are not run again.")
     ] = None,
 ) -> None:
-    """Try again everything that is claimed of the core and the simulator, and write one JSON."""
+    """Check every claim about the core and the simulator again, and write the findings as one JSON file.
+
+    Example: molt prove --jobs 2 --out prove.json
+    """
     if not out.parent.is_dir():
         raise InputError(f"{out}: no such folder")
     if work is not None:

@@ -91,7 +91,7 @@ def test_the_core_knows_no_world(folder: str) -> None:
 def test_only_the_command_line_knows_simulator_and_real_processes() -> None:
     """``molt`` is a library to the worlds around it; its command line alone calls them."""
     knowing = {path for path in _importers_of({"sim", "realproc", "reports"}) if path.startswith("molt/")}
-    assert knowing == {"molt/cli/main.py"}
+    assert knowing == {f"molt/cli/panel_{name}.py" for name in ("measure", "prove", "simulate")}
 
 
 def test_simpy_is_a_shell() -> None:

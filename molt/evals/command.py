@@ -36,28 +36,44 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Measure how good and how dear the switches of a ladder are.",
+    help="Measure quality and cost of the switches of a ladder.\n\nExample: molt eval handoff pico",
 )
 
-Ladder = Annotated[str, typer.Argument(metavar="LADDER", help="A ladder's name or file.")]
-From = Annotated[str | None, typer.Option("--from", help="Only routes from this rung.")]
-To = Annotated[str | None, typer.Option("--to", help="Only routes to this rung.")]
-Documents = Annotated[int, typer.Option(min=2, help="Most documents to judge on.")]
-Context = Annotated[int, typer.Option(min=8, help="Tokens both rungs have read before the switch.")]
-Continuation = Annotated[int, typer.Option(min=1, help="Tokens after the switch that are judged.")]
-Seed = Annotated[int, typer.Option(min=0, help="Decides order of documents, noise, intervals.")]
-First = Annotated[int, typer.Option(min=0, help="First tokens the destination reads itself.")]
-Last = Annotated[int, typer.Option(min=0, help="Last tokens the destination reads itself.")]
-Between = Annotated[int, typer.Option(min=0, help="Tokens read between two switches.")]
+Ladder = Annotated[str, typer.Argument(metavar="LADDER", help="Name or file of the ladder.")]
+From = Annotated[str | None, typer.Option("--from", help="Measure only routes from this rung.")]
+To = Annotated[str | None, typer.Option("--to", help="Measure only routes to this rung.")]
+Documents = Annotated[int, typer.Option(min=2, help="Documents to measure on, at most.")]
+Context = Annotated[
+    int,
+    typer.Option(min=8, help="Tokens that both rungs have prefilled before the switch."),
+]
+Continuation = Annotated[int, typer.Option(min=1, help="Tokens after the switch to measure on.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Random seed: order of documents, noise, confidence intervals.")
+]
+First = Annotated[
+    int, typer.Option(min=0, help="First tokens of the context that the destination prefills itself.")
+]
+Last = Annotated[
+    int, typer.Option(min=0, help="Last tokens of the context that the destination prefills itself.")
+]
+Between = Annotated[int, typer.Option(min=0, help="Tokens prefilled between two switches.")]
 Longest = Annotated[
-    int, typer.Option(min=CONTEXT_MIN, help="Longest context, where the rungs have positions for it.")
+    int,
+    typer.Option(
+        min=CONTEXT_MIN, help="Longest context in tokens; less where the rungs have fewer positions."
+    ),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Timings of each length.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Timings for each length.")]
 TextFolder = Annotated[
-    Path | None, typer.Option("--text", help="Folder of UTF-8 texts; default: held-out excerpts in Molt.")
+    Path | None,
+    typer.Option(
+        "--text",
+        help="Folder of UTF-8 texts; default: held-out excerpts that ship with Molt.",
+    ),
 ]
-Out = Annotated[Path | None, typer.Option(help="File to save to; default: runs/TABLE-LADDER.json.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON instead of tables.")]
+Out = Annotated[Path | None, typer.Option(help="File to save the table to; default: runs/TABLE-LADDER.json.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_maps: bool = False) -> None:
@@ -102,18 +118,21 @@ def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_m
 _on_documents(
     "handoff",
     handoff,
-    "Judge one switch on every route of LADDER, beside the controls it must beat and without each of its parts.",
+    "Measure the handoff quality of one switch on every route of LADDER, beside controls and with parts left out."
+    "\n\nExample: molt eval handoff pico --documents 16",
 )
 _on_documents(
     "ablation",
     ablation,
-    "Turn one dial of the switch at a time, on every route of LADDER that goes through a map.",
+    "Vary one setting of the transplant at a time, on every route of LADDER that goes through a map."
+    "\n\nExample: molt eval ablation pico --from tier0 --to tier1",
     only_maps=True,
 )
 _on_documents(
     "residuals",
     residuals,
-    "Show layer by layer what the maps of LADDER leave unexplained, and what attention notices of it.",
+    "Show, layer by layer, the variance that the maps of LADDER do not explain, and its effect on attention."
+    "\n\nExample: molt eval residuals pico --from tier0 --to tier1",
     only_maps=True,
 )
 
@@ -134,13 +153,16 @@ def drift_command(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Switch there, back and there again, and judge every switch beside a single one at the same place."""
+    """Switch to another rung, back and there again; compare every switch with a single switch at the same place.
+
+    Example: molt eval drift pico --between 32
+    """
     settings = Settings(documents, context, continuation, seed, Islands(first, last))
     path = _place(out, "drift", ladder)
     bench = benches.open_ladder(ladder)
     paths = journeys(benches.routes(bench.spec, None, None), source, dest)
     if not paths:
-        raise InputError(f"{bench.spec.path}: no two rungs here have a way there and back")
+        raise InputError(f"{bench.spec.path}: no two rungs have routes in both directions")
     legs = [bench.spec.ladder.route(*pair) for one in paths for pair in pairwise(one)]
     found, documents_from = benches.documents(folder)
     texts = benches.texts(bench.spec, found, tokens_needed(settings, between))
@@ -173,7 +195,10 @@ def switch_cost_command(
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time carrying against reading again, by length of the context. Let the machine do nothing else meanwhile."""
+    """Time a transplant against prefilling again, by length of the context. The machine must be idle.
+
+    Example: molt eval switch-cost pico --longest 1024
+    """
     settings = Settings(seed=seed, islands=Islands(first, last))
     path = _place(out, "switch-cost", ladder)
     bench = benches.open_ladder(ladder)
@@ -212,7 +237,7 @@ def _place(out: Path | None, name: str, ladder: str) -> Path:
     """Where a table will be saved; what cannot be written is refused before anything is measured."""
     path = out or Path("runs") / f"{name}-{Path(ladder).stem}.json"
     if path.is_dir():
-        raise InputError(f"--out: {path} is a folder; name a file")
+        raise InputError(f"--out: {path} is a folder; give a file")
     if out is not None and not path.parent.is_dir():
         raise InputError(f"--out: {path.parent}: no such folder")
     return path

@@ -192,7 +192,10 @@ def write_heldout(folder: Path) -> int:
 def command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New or empty folder for the texts.")],
 ) -> None:
-    """Write the documents that no shipped map was fitted on: prose, Python sources, and both as chats."""
+    """Write documents that no shipped map was fitted on: prose, Python sources, and both as chats.
+
+    Example: python -m molt.fitting.documents runs/heldout
+    """
     print(f"{write_heldout(folder)} documents in {folder}", file=sys.stderr)
 
 

@@ -62,7 +62,8 @@ FIRST_RIDGE = 1e-6
 """The same for the first mapped layer, which is linear in its own input: there is nothing to hold back."""
 
 SHARPEN = 0.25
-"""How much further from their means outputs are, over what their layer leaves unexplained (docs/kv-maps.md)."""
+"""How much further outputs are from their means, over the share that their layer leaves unexplained
+(docs/lab-notes/kv-maps.md)."""
 
 SPREAD_MIN = 1e-6
 
@@ -317,35 +318,52 @@ def _span(layers: tuple[int, ...]) -> str:
 
 
 def command(
-    ladder: Annotated[str, typer.Argument(metavar="LADDER", help="A ladder's name or file.")],
+    ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Name or file of the ladder.")],
     documents: Annotated[
-        Path | None, typer.Option(help="Folder of UTF-8 texts; default: those of molt.fitting.documents.")
+        Path | None,
+        typer.Option(help="Folder of UTF-8 texts; default: those of molt.fitting.documents."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the maps; default: maps/LADDER.")] = None,
-    rows: Annotated[int, typer.Option(min=100, help="Most rows (tokens) to fit on.")] = ROWS,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write the maps to; default: maps/LADDER.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=100, help="Rows (tokens) to fit on, at most.")] = ROWS,
     sources: Annotated[
         int | None, typer.Option(min=1, help="Source layers per destination layer; default: all.")
     ] = None,
-    native_layers: Annotated[int, typer.Option(min=0, help="Layers that the destination runs itself.")] = 0,
-    ridge: Annotated[float, typer.Option(min=0.0, help="Penalty, relative to the mean variance.")] = RIDGE,
+    native_layers: Annotated[
+        int,
+        typer.Option(min=0, help="First layers that the destination computes itself, unmapped."),
+    ] = 0,
+    ridge: Annotated[
+        float, typer.Option(min=0.0, help="Ridge penalty, relative to the mean variance.")
+    ] = RIDGE,
     rank: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Shared maps: this many numbers of a token, made of all layers, for all layers."
+            min=1,
+            help="Shared maps: one code of this many numbers a token, from and for all layers.",
         ),
     ] = None,
-    window: Annotated[int, typer.Option(min=32, help="Tokens of a window of text.")] = WINDOW_TOKENS,
+    window: Annotated[
+        int, typer.Option(min=32, help="Length of a window of text in tokens.")
+    ] = WINDOW_TOKENS,
     windows_each: Annotated[
-        int, typer.Option("--windows", min=1, help="Most windows of one document.")
+        int, typer.Option("--windows", min=1, help="Windows of one document, at most.")
     ] = WINDOWS_PER_DOCUMENT_MAX,
-    bf16: Annotated[bool, typer.Option(help="Read the documents with matrices in bfloat16.")] = False,
+    bf16: Annotated[bool, typer.Option(help="Prefill the documents with matrices in bfloat16.")] = False,
     sharpen: Annotated[
         float,
-        typer.Option(min=0.0, help="How far outputs are moved from their means, over what is unexplained."),
+        typer.Option(
+            min=0.0,
+            help="Move outputs away from their means, by this much of the unexplained share.",
+        ),
     ] = SHARPEN,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the maps' cards as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the cards of the maps as JSON.")] = False,
 ) -> None:
-    """Fit the maps between the rungs of LADDER and print what they leave unexplained."""
+    """Fit the maps between the rungs of LADDER, write them, and print the share of variance that they do not explain.
+
+    Example: molt fit pico --documents my-texts --out maps/pico
+    """
     if documents is not None and not documents.is_dir():
         raise InputError(f"{documents}: no such folder")
     corpus = None if documents is None else folder_corpus(documents)

@@ -56,48 +56,63 @@ class DiscreetLog(Log):
 
 
 def command(
-    ladder: Annotated[str, typer.Option(help="Ladder name or file.")] = "pico",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8080,
+    ladder: Annotated[str, typer.Option(help="Name or file of the ladder to serve.")] = "pico",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = 8080,
     host: Annotated[
-        str, typer.Option(help="Where to listen; outside of the loopback with --token only.")
+        str, typer.Option(help="Address to listen on; other than the loopback only with --token.")
     ] = "127.0.0.1",
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="Another Host to answer to, NAME:PORT; repeat for more.")
+        list[str] | None, typer.Option(help="Further Host header to accept, NAME:PORT; repeat for more.")
     ] = None,
-    policy: Annotated[str, typer.Option(help="Policy name or module:Class.")] = "molt",
+    policy: Annotated[str, typer.Option(help="Policy, by name or as module:Class.")] = "molt",
     budget: Annotated[
-        str | None, typer.Option(help="Memory to begin with: 40MiB, 150% of tier0. Default: room for all.")
+        str | None,
+        typer.Option(
+            help="Memory budget at the start, such as 40MiB or '150% of tier0'. "
+            "Default: room for the two largest rungs and four caches, if the machine has it."
+        ),
     ] = None,
     follow: Annotated[
-        str, typer.Option(help="What the budget follows: manual, cgroup, psi, memavailable.")
+        str, typer.Option(help="Source of the budget: manual (the administrator), cgroup, psi, memavailable.")
     ] = MANUAL,
     profile: Annotated[
-        str | None, typer.Option(help="Costs of steps, as `molt calibrate` writes them.")
+        str | None,
+        typer.Option(help="Name or file of a profile by `molt calibrate`; default: the ladder's."),
     ] = None,
     engine: Annotated[
-        EngineKind, typer.Option(help="Modelled takes its time, but writes no text.")
+        EngineKind,
+        typer.Option(help="Modelled: takes the profile's time, but computes no text."),
     ] = EngineKind.REAL,
-    queue: Annotated[int, typer.Option(min=1, max=1024, help="Answers under way and waiting, at most.")] = 32,
+    queue: Annotated[
+        int,
+        typer.Option(min=1, max=1024, help="Answers under way or waiting, at most."),
+    ] = 32,
     token: Annotated[
-        str | None, typer.Option(envvar="MOLT_TOKEN", help="What requests have to bring.")
+        str | None, typer.Option(envvar="MOLT_TOKEN", help="Token required from clients.")
     ] = None,
     admin_token: Annotated[
         str | None,
-        typer.Option(envvar="MOLT_ADMIN_TOKEN", help="What administration has to bring. Default: made up."),
+        typer.Option(
+            envvar="MOLT_ADMIN_TOKEN",
+            help="Token required from administrators; default: a random one, printed.",
+        ),
     ] = None,
     admin_socket: Annotated[
-        Path | None, typer.Option(help="A UNIX socket for administration, without a token.")
+        Path | None, typer.Option(help="UNIX socket for administration; it needs no token.")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="New file for the log. Default: in a folder under runs.")
+        Path | None, typer.Option(help="New file for the event log; default: runs/serve-TIME/events.jsonl.")
     ] = None,
-    log_text: Annotated[bool, typer.Option(help="Keep the text of answers in the log.")] = False,
+    log_text: Annotated[bool, typer.Option(help="Log the text of answers too.")] = False,
 ) -> None:
-    """Serve answers over HTTP, in OpenAI's API, under a budget of memory that may change at any time."""
+    """Serve answers over HTTP, in OpenAI's API, within a memory budget that may change at any time.
+
+    Example: molt serve --ladder pico --port 8080 --budget 40MiB
+    """
     token, admin_token = token or None, admin_token or None  # an empty one opens nothing
     if not is_loopback(host) and token is None:
         raise InputError(
-            f"--host {host}: others could reach it there: say what they have to bring, with --token"
+            f"--host {host}: token required from clients outside this machine; set it with --token"
         )
     spec = resolve(ladder)
     costs = load_profile(profile or spec.ladder.name, spec.ladder)

@@ -186,22 +186,35 @@ def _control(subject: TrialSubject, step: PressureStep) -> dict[str, Any]:
 
 
 def command(
-    count: Annotated[int, typer.Option("--pairs", help="How many pairs the file is to have.")] = 1000,
-    out: Annotated[Path, typer.Option(help="File of the campaign; goes on if it is there.")] = Path(
-        "runs/campaign.jsonl"
-    ),
+    count: Annotated[
+        int, typer.Option("--pairs", help="Number of pairs that the file has in the end.")
+    ] = 1000,
+    out: Annotated[
+        Path, typer.Option(help="File of the campaign; if it exists, the campaign goes on.")
+    ] = Path("runs/campaign.jsonl"),
     within: Annotated[
-        str | None, typer.Option("--for", help="Begin no pair after so long, such as 45min.")
+        str | None, typer.Option("--for", help="Begin no new pair after this time, such as 45min.")
     ] = None,
-    left: Annotated[str, typer.Option(help="What others leave to the process.")] = LEFT,
+    left: Annotated[str, typer.Option(help="Memory that other processes leave to the engine.")] = LEFT,
     room: Annotated[
-        str, typer.Option(help="How long others can take memory until they touch what the process needs.")
+        str,
+        typer.Option(help="Time for which other processes allocate before they reach what the engine needs."),
     ] = ROOM,
-    scenario: Annotated[Path, typer.Option(help="Whom it asks, and how much memory there is.")] = SCENARIO,
-    signal: Annotated[str, typer.Option(help="What tells the changing process.")] = SIGNAL,
-    no_controls: Annotated[bool, typer.Option("--no-controls", help="Without late signals.")] = False,
+    scenario: Annotated[
+        Path,
+        typer.Option(
+            help="Scenario: the tenants and the memory.", show_default="scenarios/real/campaign.yaml"
+        ),
+    ] = SCENARIO,
+    signal: Annotated[str, typer.Option(help="Memory signal that wakes the process that switches.")] = SIGNAL,
+    no_controls: Annotated[
+        bool, typer.Option("--no-controls", help="Leave out the control trials with late signals.")
+    ] = False,
 ) -> None:
-    """Press a process that holds its model and one that changes it, pair by pair, and write down who was killed."""
+    """Put memory pressure on pairs of processes, one that holds its model and one that switches; record who is killed.
+
+    Example: molt real campaign --pairs 100 --for 45min
+    """
     left_bytes = option("--left", left, parse_size)
     until_s = float("inf")
     if within is not None:

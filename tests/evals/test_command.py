@@ -47,7 +47,7 @@ def test_a_bad_option_gets_one_line_and_status_2() -> None:
         (["handoff", "pico", "--out", "nowhere/table.json"], "no such folder"),
         (["residuals", "pico", "--from", "tier1", "--to", "tier2"], "no map takes a cache"),
         (["ablation", "pico", "--from", "tier2", "--to", "tier1"], "no map takes a cache"),
-        (["drift", "pico", "--from", "tier1", "--to", "tier1"], "have a way there and back"),
+        (["drift", "pico", "--from", "tier1", "--to", "tier1"], "have routes in both directions"),
         (["switch-cost", "pico", "--from", "tier9"], "is no rung"),
     ],
 )

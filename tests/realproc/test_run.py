@@ -132,7 +132,7 @@ def test_without_a_group_it_reacts_to_a_declared_budget(
     ("arguments", "message"),
     [
         (("--signal", "poll-5ms"), "--signal: 'poll-5ms' is not known; did you mean 'poll-10ms'?"),
-        (("--rate", "0MiB"), "--rate: '0MiB': a rate must be positive"),
+        (("--rate", "0MiB"), "--rate: '0MiB': rate must be positive"),
         (("--rate", "fast"), "--rate: 'fast'"),
         (("--margin", "4"), "--margin: '4'"),
         (("--slowdown", "0.5"), "slowdown: 0.5: must be at least 1"),

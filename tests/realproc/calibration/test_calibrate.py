@@ -80,5 +80,5 @@ def test_only_an_engine_apart_is_slowed_down(tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     result = CliRunner().invoke(app, ["calibrate", "pico", "--slowdown", "10", "--out", str(profile)])
     assert isinstance(result.exception, InputError)
-    assert "say --apart, too" in str(result.exception)
+    assert "--slowdown: needs --apart" in str(result.exception)
     assert not profile.exists()
