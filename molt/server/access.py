@@ -1,10 +1,10 @@
-"""Who is let in, before anything of a request is read.
+"""Who may use the server: checked by the headers, before a body is read.
 
 Rules of this module:
 
 - A web page that a user happens to visit may reach a server on the loopback interface. So the ``Host`` must be one of
-  ours (a name that was rebound to 127.0.0.1 is not), a POST with the ``Origin`` of another site is refused, and nobody
-  is ever told that another site may read an answer. (No form sends ``application/json``, which ``body.py`` asks for.)
+  ours (a name that was rebound to 127.0.0.1 is not), a POST with the ``Origin`` of another site is refused, and no
+  answer allows another site to read it (no CORS). (No form sends ``application/json``, which ``body.py`` requires.)
 - Tokens come in the ``Authorization`` header alone, and are compared in constant time.
 - Administration has a token of its own. A UNIX socket needs none: its file says who may connect.
 """
@@ -35,21 +35,21 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What opens the server: ``user`` for answers (``None``: nothing is needed), ``admin`` (``None``: nothing does)."""
+    """Tokens required: ``user`` for answers (``None``: none is), ``admin`` (``None``: administration is closed)."""
 
     user: str | None = None
     admin: str | None = None
 
 
 def allowed_hosts(bound: str, port: int, also: Iterable[str] = ()) -> frozenset[str]:
-    """Values of ``Host`` that mean this server: the loopback's names, what it is bound to, and others as given."""
+    """Values of ``Host`` that mean this server: the loopback's names, the address it is bound to, and ``also``."""
     names = {*LOOPBACK, f"[{bound}]" if ":" in bound else bound}
     with_port = {f"{name}:{port}" for name in names}
     return frozenset(with_port | (names if port == 80 else set()) | {name.lower() for name in also})
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that is bound there."""
+    """Whether only this machine can reach a server that is bound to this address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -57,7 +57,7 @@ def is_loopback(host: str) -> bool:
 
 
 class AccessCheck:
-    """Lets requests through to the application, or answers them itself."""
+    """Passes requests on to the application, or refuses them."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class AccessCheck:
         any_address: bool = False,
         open_paths: Iterable[str] = (),
     ) -> None:
-        """``any_address``: a ``Host`` that is an IP address will do, since no name was resolved to get here.
+        """``any_address``: a ``Host`` that is an IP address is accepted, since no name was resolved to get here.
         ``open_paths`` need no token.
         """
         self._app = app
@@ -88,7 +88,7 @@ class AccessCheck:
         try:
             self._check(scope, Headers(scope=scope))
         except ErrorAnswer as failure:
-            failure.close = True  # whatever else was sent stays unread
+            failure.close = True  # the rest of the request stays unread
             await failure.response()(scope, receive, _with_headers(send))
             return
         await self._app(scope, receive, _with_headers(send))
@@ -98,7 +98,9 @@ class AccessCheck:
             sum(len(name) + len(value) for name, value in headers.raw) + len(scope["path"])
             > self._header_bytes
         ):
-            raise ErrorAnswer(431, f"headers have at most {self._header_bytes} bytes", "headers_too_long")
+            raise ErrorAnswer(
+                431, f"headers must have at most {self._header_bytes} bytes", "headers_too_long"
+            )
         from_file = scope["server"] is None or scope["server"][1] is None
         if not from_file:
             self._check_site(scope["method"], headers)
@@ -109,14 +111,14 @@ class AccessCheck:
     def _check_site(self, method: str, headers: Headers) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            raise ErrorAnswer(421, "this Host is not served here", "misdirected_request")
+            raise ErrorAnswer(421, "Host not served here", "misdirected_request")
         origin = headers.get("origin")
         if (
             method not in ("GET", "HEAD")
             and origin is not None
             and origin.lower() != f"http://{hosts[0].lower()}"
         ):
-            raise ErrorAnswer(403, "requests of other sites are not answered", "foreign_origin")
+            raise ErrorAnswer(403, "requests from other sites are refused", "foreign_origin")
 
     def _is_ours(self, host: str) -> bool:
         return host.lower() in self._hosts or (self._any_address and _is_address(host))
@@ -127,18 +129,18 @@ class AccessCheck:
             return
         if path.startswith("/admin/"):
             if not _same(given, self._keys.admin):
-                raise ErrorAnswer(401, "administration needs its own token", "invalid_api_key")
+                raise ErrorAnswer(401, "admin token required", "invalid_api_key")
             return
         known = _same(given, self._keys.user) or _same(given, self._keys.admin)
         if self._keys.user is not None and path not in self._open and not known:
-            raise ErrorAnswer(401, "a token is needed", "invalid_api_key")
+            raise ErrorAnswer(401, "token required", "invalid_api_key")
 
 
 def _check_framing(headers: Headers) -> None:
     if "content-length" in headers and "transfer-encoding" in headers:
-        raise ErrorAnswer(400, "a body has a length or is sent in chunks, not both", "invalid_framing")
+        raise ErrorAnswer(400, "body must have either a length or chunks, not both", "invalid_framing")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise ErrorAnswer(415, "compressed bodies are not read", "unsupported_encoding")
+        raise ErrorAnswer(415, "compressed bodies are not supported", "unsupported_encoding")
 
 
 def _is_address(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""Who says what the budget is: a person, a trace, or the machine; one at a time, and the last one asked wins."""
+"""The source of the budget: an administrator, a trace or the machine. The one chosen last replaces the others."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from molt.server.request_bodies import BadRequest, BudgetRequest, FollowRequest,
 
 MANUAL, TRACE = "manual", "trace"
 FOLLOWERS = "molt.followers"
-"""The group of entry points that machine signals are found in."""
+"""The group of entry points with the followers."""
 
 FOLLOW_S = 0.05
 DEAD_BAND = 64
-"""A followed budget is passed on when it has moved by more than one part in so many: readings tremble."""
+"""A followed budget is passed on when it has changed by more than one part in this many: readings are noisy."""
 
 
 class Follower(Protocol):
-    """Reads from the machine what may be used. Made without arguments; ``InputError`` where it cannot read."""
+    """Reads a budget from the machine. Made without arguments; ``InputError`` where it cannot read."""
 
     def budget_bytes(self, usage_bytes: int) -> int:
-        """What may be used by somebody who uses ``usage_bytes`` now."""
+        """The budget of a process that uses ``usage_bytes`` now."""
 
 
 def known_followers() -> dict[str, EntryPoint]:
-    """The followers there are, by name."""
+    """The installed followers, by name."""
     return {entry.name: entry for entry in entry_points(group=FOLLOWERS)}
 
 
@@ -48,7 +48,7 @@ def make_follower(name: str) -> Follower:
     """The follower of that name; ``InputError`` if there is none, or it cannot read here."""
     known = known_followers()
     if name not in known:
-        raise InputError(f"{name!r} is nothing to follow; {nearest(name, (MANUAL, *known))}")
+        raise InputError(f"{name!r} is no source of a budget; {nearest(name, (MANUAL, *known))}")
     return known[name].load()()
 
 
@@ -62,34 +62,34 @@ def budget_on(budget: Budget, ladder: Ladder) -> int:
     """Bytes of a budget on a ladder; ``InputError`` for a rung that it has not, or less than a byte."""
     ((_, size),) = trace_of([BudgetStep(0, budget)], "").on(ladder)
     if size > units.QUANTITY_MAX:
-        raise InputError(f"a budget is at most {units.QUANTITY_MAX} bytes")
+        raise InputError(f"budget must be at most {units.QUANTITY_MAX} bytes")
     return size
 
 
 class Budgeting:
-    """Sets the budget of a hub, once or over time."""
+    """Sets the budget of the server, once or over time."""
 
-    def __init__(self, hub: Bridge, default_bytes: int) -> None:
+    def __init__(self, bridge: Bridge, default_bytes: int) -> None:
         self.source = MANUAL
         self.default_bytes = default_bytes
-        self._hub = hub
+        self._bridge = bridge
         self._task: asyncio.Task[None] | None = None
 
     def by_hand(self, budget_bytes: int) -> None:
-        """This much from now on."""
+        """This budget from now on."""
         self._replace(MANUAL, None)
-        self._hub.set_budget(budget_bytes)
+        self._bridge.set_budget(budget_bytes)
 
     def stay(self) -> None:
-        """What it is now, from now on."""
+        """The present budget from now on; the source that set it is stopped."""
         self._replace(MANUAL, None)
 
     def replay(self, trace: Trace) -> None:
         """The steps of a trace, from now on; ``InputError`` if they do not suit the ladder."""
-        self._replace(TRACE, self._replayed(trace.on(self._hub.ladder)))
+        self._replace(TRACE, self._replayed(trace.on(self._bridge.ladder)))
 
     def follow(self, name: str, follower: Follower) -> None:
-        """What the machine has room for."""
+        """The budget that a follower reads from the machine, from now on."""
         self._replace(name, self._followed(follower))
 
     def _replace(self, source: str, work: Coroutine[Any, Any, None] | None) -> None:
@@ -103,84 +103,84 @@ class Budgeting:
         begin_s = loop.time()
         for at_ns, budget_bytes in steps:
             await asyncio.sleep(begin_s + at_ns / 1e9 - loop.time())
-            self._hub.set_budget(budget_bytes)
+            self._bridge.set_budget(budget_bytes)
         self.source = MANUAL
 
     async def _followed(self, follower: Follower) -> None:
         while True:
-            with contextlib.suppress(OSError):  # a file that is gone for a moment: the next look will tell
+            with contextlib.suppress(OSError):  # a file that is gone for a moment: read again next time
                 wanted = self._wanted(follower)
-                now = self._hub.budget_bytes
+                now = self._bridge.budget_bytes
                 if abs(wanted - now) * DEAD_BAND > now:
-                    self._hub.set_budget(wanted)
+                    self._bridge.set_budget(wanted)
             await asyncio.sleep(FOLLOW_S)
 
     def _wanted(self, follower: Follower) -> int:
-        """What is being brought in counts as used before it takes any memory; until then, nothing is free for more."""
-        held = self._hub.holdings
+        """The follower's budget; it cannot rise while a rung is loading, whose memory is counted but not yet in use."""
+        held = self._bridge.holdings
         wanted = max(1, follower.budget_bytes(held.usage_bytes))
-        return min(wanted, self._hub.budget_bytes) if held.parts.get("transient") else wanted
+        return min(wanted, self._bridge.budget_bytes) if held.parts.get("transient") else wanted
 
 
 # --- over HTTP ---
 
 
 class Administration:
-    """The handlers of ``/admin/…``. What is wrong with a body is a 422 here, and changes nothing."""
+    """The handlers of ``/admin/…``. A wrong body is answered with 422 and changes nothing."""
 
-    def __init__(self, hub: Bridge, budgeting: Budgeting) -> None:
-        self._hub = hub
+    def __init__(self, bridge: Bridge, budgeting: Budgeting) -> None:
+        self._bridge = bridge
         self._budgeting = budgeting
 
     async def budget(self, request: Request) -> Response:
         """Set the budget by hand."""
-        asked = await self._asked(request, BudgetRequest)
+        body = await self._body(request, BudgetRequest)
         try:
-            self._budgeting.by_hand(budget_on(asked.budget, self._hub.ladder))
+            self._budgeting.by_hand(budget_on(body.budget, self._bridge.ladder))
         except InputError as error:
             raise _unprocessable(error, "budget") from None
         return self._now()
 
     async def trace(self, request: Request) -> Response:
         """Replay a trace."""
-        asked = await self._asked(request, TraceRequest)
+        body = await self._body(request, TraceRequest)
         try:
-            self._budgeting.replay(_trace(asked))
+            self._budgeting.replay(_trace(body))
         except InputError as error:
-            raise _unprocessable(error, "steps" if asked.name is None else "name") from None
+            raise _unprocessable(error, "steps" if body.name is None else "name") from None
         return self._now()
 
     async def follow(self, request: Request) -> Response:
         """Follow a signal of the machine, or stop following."""
-        asked = await self._asked(request, FollowRequest)
+        body = await self._body(request, FollowRequest)
         try:
-            if asked.source == MANUAL:
+            if body.source == MANUAL:
                 self._budgeting.stay()
             else:
-                self._budgeting.follow(asked.source, make_follower(asked.source))
+                self._budgeting.follow(body.source, make_follower(body.source))
         except InputError as error:
             raise _unprocessable(error, "source") from None
         return self._now()
 
-    async def _asked(self, request: Request, model: type[Any]) -> Any:
+    async def _body(self, request: Request, model: type[Any]) -> Any:
         try:
-            return parse(model, await read_body(request.scope, request.receive, self._hub.limits))
+            return parse(model, await read_body(request.scope, request.receive, self._bridge.limits))
         except BadRequest as error:
             raise ErrorAnswer(422, error.message, param=error.param) from None
 
     def _now(self) -> Response:
-        return JSONResponse({"source": self._budgeting.source, "budget_bytes": self._hub.budget_bytes})
+        return JSONResponse({"source": self._budgeting.source, "budget_bytes": self._bridge.budget_bytes})
 
 
-def _trace(asked: TraceRequest) -> Trace:
-    if (asked.steps is None) == (asked.name is None):
-        raise InputError("either steps or the name of a trace")
-    if asked.name is not None:
+def _trace(body: TraceRequest) -> Trace:
+    if (body.steps is None) == (body.name is None):
+        raise InputError("give either steps or the name of a trace")
+    if body.name is not None:
         known = shipped_traces()
-        if asked.name not in known:
-            raise InputError(f"no such trace; {nearest(asked.name, known)}")
-        return read_csv(known[asked.name])
-    steps = [BudgetStep(step.at, step.budget, f"steps[{i}].") for i, step in enumerate(asked.steps or ())]
+        if body.name not in known:
+            raise InputError(f"no such trace; {nearest(body.name, known)}")
+        return read_csv(known[body.name])
+    steps = [BudgetStep(step.at, step.budget, f"steps[{i}].") for i, step in enumerate(body.steps or ())]
     return trace_of(steps, "steps: ")
 
 

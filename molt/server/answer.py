@@ -1,12 +1,12 @@
-"""One answer as it comes about: records of the world go in, what is to be told of them comes out.
+"""One answer while it is produced: records of the world go in, the parts to send to the client come out.
 
 Rules of this module:
 
 - No clock, no I/O: times are those of the records, on the run's clock.
-- A *switch* is told when it is done, with what was predicted of it and what was measured. One by reading again is done
-  with the first token of the new rung; it took from the decision until then.
-- What was withheld because a stop string could begin there keeps the rung that produced it.
-- An answer of which something was sent cannot begin anew: when the process was killed, it ends broken.
+- A *switch* is reported when it is complete, with its prediction and its measurement. A switch that drops the cache and
+  prefills again is complete with the first token of the new rung; its duration counts from the decision.
+- Text that was withheld because a stop string could begin there keeps the rung that produced it.
+- An answer that has been sent in part cannot begin anew: when the engine's process is killed, it ends broken.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from molt.core.ladder import RouteKind
 from molt.server.stop_strings import StopStrings
 
 MS_NS = 1_000_000
-KILLED = "the process that was answering was killed"
+KILLED = "the engine's process was killed during this answer"
 
 FlopsSaved = Callable[[str, str, int, int], float | None]
-"""``(source, dest, cells, native)``: the share of FLOPs that carrying a cache saves beside reading it again."""
+"""``(source, dest, cells, native)``: the share of FLOPs that a transplant saves against prefilling again."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A record of the world, when it was made, the number of a decision, and memory as it was then."""
+    """An event or decision of the world, its time, a decision's number in the log, and the memory at that time."""
 
-    record: e.AnyEvent | d.AnyDecision
+    payload: e.AnyEvent | d.AnyDecision
     at_ns: int
     seq: int | None
     budget_bytes: int
@@ -40,7 +40,7 @@ class AnswerRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnswerText:
-    """Text of the answer and the rung that produced it; ``is_token`` false for what was withheld and goes out late."""
+    """Text of the answer and the rung that produced it; ``is_token`` is false for withheld text that goes out late."""
 
     text: str
     rung: str
@@ -50,7 +50,7 @@ class AnswerText:
 
 @dataclass(frozen=True, slots=True)
 class AnswerEvent:
-    """Something that was done to the answer: ``fields["event"]`` names it."""
+    """What the scheduler did with the answer: ``fields["event"]`` names it."""
 
     fields: dict[str, Any]
 
@@ -64,7 +64,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """There will be no more of the answer."""
+    """The answer ends incomplete."""
 
     message: str
     code: str
@@ -74,24 +74,24 @@ Part = AnswerText | AnswerEvent | End | Broken
 
 
 @dataclass(frozen=True, slots=True)
-class _Move:
-    """A way to another rung that was decided on; ``decision`` has its prediction."""
+class _PendingSwitch:
+    """A switch that was decided but is not complete; ``decision`` has its prediction, ``record`` its time."""
 
     decision: d.Retarget
-    heard: AnswerRecord
+    record: AnswerRecord
 
 
 @dataclass(slots=True)
 class _Healing:
-    """Cells of a carried cache that are still a guess, and what was read again of them so far."""
+    """Cells of a transplanted cache that are still approximate, and how many were healed so far, in how many steps."""
 
-    guessed: int
+    approximate: int
     tokens: int = 0
     steps: int = 0
 
 
 class Answer:
-    """Follows one tenant. ``may_begin_anew``: nothing is sent before the end, so a killed process costs time alone."""
+    """The answer to one tenant. ``may_begin_anew``: nothing is sent before the end, so a kill costs only time."""
 
     def __init__(
         self, prompt_tokens: int, stops: tuple[str, ...], flops_saved: FlopsSaved, *, may_begin_anew: bool
@@ -106,8 +106,8 @@ class Answer:
 
     def _reset(self) -> None:
         self._stops = StopStrings(self._stop_strings)
-        self._moves: dict[int, _Move] = {}
-        self._reread: _Move | None = None
+        self._pending: dict[int, _PendingSwitch] = {}
+        self._prefill: _PendingSwitch | None = None
         self._healing: _Healing | None = None
         self._events: dict[str, int] = {}
         self.spans: list[tuple[str, str]] = []  # rung and text
@@ -115,25 +115,25 @@ class Answer:
         self.switches: list[dict[str, Any]] = []
         self.tokens = 0
 
-    def hear(self, heard: AnswerRecord) -> list[Part]:
-        """What a record about this tenant (or a kill) comes to, in order."""
-        match heard.record:
+    def observe(self, record: AnswerRecord) -> list[Part]:
+        """The parts to send because of a record about this tenant (or of a kill), in order."""
+        match record.payload:
             case e.TokensProduced():
-                return self._produced(heard.record, heard)
+                return self._produced(record.payload, record)
             case e.TenantFinished():
-                return [*self._late(self._stops.flush(), heard.at_ns), End(heard.record.reason)]
+                return [*self._late(self._stops.flush(), record.at_ns), End(record.payload.reason)]
             case e.ProcessKilled():
                 return self._killed()
             case e.TenantArrived(attempt=attempt) if attempt > self.attempt:
                 self.attempt = attempt
-                return [self._happening("restarted", heard, attempt=attempt)]
+                return [self._event("restarted", record, attempt=attempt)]
             case e.Switched():
-                return self._switched(heard.record, heard)
+                return self._switched(record.payload, record)
             case _:
-                return self._lever(heard)
+                return self._lever(record)
 
     def summary(self) -> dict[str, Any]:
-        """What the last chunk says of the whole answer."""
+        """The summary of the whole answer, which the last chunk carries."""
         return {
             "event": "summary",
             "tokens": self.tokens,
@@ -148,19 +148,19 @@ class Answer:
 
     # --- tokens ---
 
-    def _produced(self, event: e.TokensProduced, heard: AnswerRecord) -> list[Part]:
-        parts: list[Part] = self._reread_done(event, heard)
+    def _produced(self, event: e.TokensProduced, record: AnswerRecord) -> list[Part]:
+        parts: list[Part] = self._prefill_done(event, record)
         stamps = event.stamps_ns or (event.at_ns,) * event.count
         for at_ns, piece in zip(stamps, event.pieces or ("",) * event.count, strict=True):
             self.tokens += 1
             self.rungs[event.rung] = self.rungs.get(event.rung, 0) + 1
             let_through, stopped = self._stops.push(event.rung, piece)
-            late, own = _apart(let_through, event.rung)
+            late, own = _split_late(let_through, event.rung)
             parts += self._late(late, at_ns)
             parts.append(self._text(own, event.rung, at_ns))
             if stopped:
                 return [*parts, End("stop")]
-        return [*parts, *self._healed(event, heard)]
+        return [*parts, *self._healed(event, record)]
 
     def _late(self, withheld: list[tuple[str, str]], at_ns: int) -> list[AnswerText]:
         return [self._text(text, rung, at_ns, is_token=False) for rung, text in withheld]
@@ -172,19 +172,19 @@ class Answer:
             self.spans.append((rung, text))
         return AnswerText(text, rung, at_ns, is_token)
 
-    def _healed(self, event: e.TokensProduced, heard: AnswerRecord) -> list[Part]:
-        """A cell is exact where all before it are: so every step leaves one more to heal, until there is none."""
+    def _healed(self, event: e.TokensProduced, record: AnswerRecord) -> list[Part]:
+        """A cell is exact where all before it are, so every step leaves one more to heal, until none is left."""
         healing = self._healing
         if healing is None:
             return []
-        healing.guessed -= event.healed
+        healing.approximate -= event.healed
         healing.tokens += event.healed
         healing.steps += event.count
-        if healing.guessed > 0:
-            healing.guessed += event.count
+        if healing.approximate > 0:
+            healing.approximate += event.count
             return []
         self._healing = None
-        return [self._happening("healed", heard, rung=event.rung, tokens=healing.tokens, steps=healing.steps)]
+        return [self._event("healed", record, rung=event.rung, tokens=healing.tokens, steps=healing.steps)]
 
     def _killed(self) -> list[Part]:
         self.kills += 1
@@ -195,58 +195,54 @@ class Answer:
 
     # --- levers ---
 
-    def _lever(self, heard: AnswerRecord) -> list[Part]:
-        match heard.record:
+    def _lever(self, record: AnswerRecord) -> list[Part]:
+        match record.payload:
             case d.Defer():
-                return [self._happening("defer", heard)]
+                return [self._event("defer", record)]
             case d.Admit(rung=rung):
-                return [self._happening("admit", heard, rung=rung)]
+                return [self._event("admit", record, rung=rung)]
             case d.Demote() | d.Promote():
-                self._decided(heard.record, heard)
+                self._decided(record.payload, record)
                 return []
             case d.Unpark(dest=dest):
-                self._decided(heard.record, heard)
-                return [self._happening("resume", heard, rung=dest)]
+                self._decided(record.payload, record)
+                return [self._event("resume", record, rung=dest)]
             case e.TenantParked(freed_bytes=freed):
-                self._moves.clear()
-                return [self._happening("park", heard, freed_bytes=freed)]
+                self._pending.clear()
+                return [self._event("park", record, freed_bytes=freed)]
             case e.CacheSpilled(cells=cells, freed_bytes=freed, duration_ns=ns):
-                return [self._happening("spill", heard, tokens=cells, freed_bytes=freed, ms=_ms(ns))]
+                return [self._event("spill", record, tokens=cells, freed_bytes=freed, ms=_ms(ns))]
             case e.CacheRestored(cells=cells, duration_ns=ns):
-                return [self._happening("restore", heard, tokens=cells, ms=_ms(ns))]
+                return [self._event("restore", record, tokens=cells, ms=_ms(ns))]
             case e.ContextShed(kept_cells=kept, dropped_cells=dropped, freed_bytes=freed):
                 self._healing = None
                 return [
-                    self._happening(
-                        "shed", heard, kept_tokens=kept, dropped_tokens=dropped, freed_bytes=freed
-                    )
+                    self._event("shed", record, kept_tokens=kept, dropped_tokens=dropped, freed_bytes=freed)
                 ]
             case e.SpillFailed(freed_bytes=freed):
                 self._healing = None
-                return [
-                    self._happening("shed", heard, kept_tokens=0, freed_bytes=freed, because="spill failed")
-                ]
+                return [self._event("shed", record, kept_tokens=0, freed_bytes=freed, because="spill failed")]
             case e.RestoreFailed():
                 self._healing = None
-                return [self._happening("shed", heard, kept_tokens=0, because="restore failed")]
+                return [self._event("shed", record, kept_tokens=0, because="restore failed")]
             case e.SwitchFailed(decision=seq):
                 self._healing = None
-                self._reread = self._moves.pop(seq or 0, None)
+                self._prefill = self._pending.pop(seq or 0, None)
                 return []
             case _:
                 return []
 
-    def _decided(self, decision: d.Retarget, heard: AnswerRecord) -> None:
-        self._moves.clear()  # what was decided before is taken back
-        self._reread = None
+    def _decided(self, decision: d.Retarget, record: AnswerRecord) -> None:
+        self._pending.clear()  # a newer decision takes back the one before
+        self._prefill = None
         if decision.route is RouteKind.REREAD:
             self._healing = None
-            self._reread = _Move(decision, heard)
+            self._prefill = _PendingSwitch(decision, record)
         elif decision.route is not None:
-            self._moves[heard.seq or 0] = _Move(decision, heard)
+            self._pending[record.seq or 0] = _PendingSwitch(decision, record)
 
-    def _switched(self, event: e.Switched, heard: AnswerRecord) -> list[Part]:
-        move = self._moves.pop(event.decision or 0, None)
+    def _switched(self, event: e.Switched, record: AnswerRecord) -> list[Part]:
+        pending = self._pending.pop(event.decision or 0, None)
         settled = event.cells if event.settled is None else event.settled
         self._healing = _Healing(event.cells - settled) if settled < event.cells else None
         measured = {
@@ -257,27 +253,27 @@ class Answer:
             "exact_tokens": settled,
         }
         saved = self._flops_saved(event.source, event.dest, event.cells, event.native)
-        return [self._switch(event.source, event.dest, str(event.route), move, heard, measured, saved)]
+        return [self._switch(event.source, event.dest, str(event.route), pending, record, measured, saved)]
 
-    def _reread_done(self, event: e.TokensProduced, heard: AnswerRecord) -> list[Part]:
-        """The switch that this token completes, if its cache was dropped and its text read again."""
-        move, self._reread = self._reread, None
-        if move is None or move.decision.source == event.rung:
+    def _prefill_done(self, event: e.TokensProduced, record: AnswerRecord) -> list[Part]:
+        """The switch that this token completes, if its cache was dropped and its text prefilled again."""
+        pending, self._prefill = self._prefill, None
+        if pending is None or pending.decision.source == event.rung:
             return []
-        measured = {"ms": _ms(heard.at_ns - move.heard.at_ns), "kl": 0.0}
-        return [self._switch(move.decision.source, event.rung, "reread", move, heard, measured, 0)]
+        measured = {"ms": _ms(record.at_ns - pending.record.at_ns), "kl": 0.0}
+        return [self._switch(pending.decision.source, event.rung, "reread", pending, record, measured, 0)]
 
     def _switch(
         self,
         source: str,
         dest: str,
         kind: str,
-        move: _Move | None,
-        heard: AnswerRecord,
+        pending: _PendingSwitch | None,
+        record: AnswerRecord,
         measured: dict[str, Any],
         flops_saved: float | None,
     ) -> AnswerEvent:
-        prediction = d.Prediction() if move is None else move.decision.prediction
+        prediction = d.Prediction() if pending is None else pending.decision.prediction
         fields = {
             "from": source,
             "to": dest,
@@ -288,27 +284,27 @@ class Answer:
             "measured": measured,
         }
         self.switches.append({"after_tokens": self.tokens, **fields})
-        return self._happening("switch", heard, because_of=None if move is None else move.heard, **fields)
+        return self._event("switch", record, because_of=None if pending is None else pending.record, **fields)
 
-    def _happening(
-        self, event: str, heard: AnswerRecord, *, because_of: AnswerRecord | None = None, **fields: Any
+    def _event(
+        self, event: str, record: AnswerRecord, *, because_of: AnswerRecord | None = None, **fields: Any
     ) -> AnswerEvent:
-        """Something that was done at the time of ``heard``, under the pressure at which it was decided."""
+        """An event at the time of ``record``, with the memory pressure at its decision."""
         self._events[event] = self._events.get(event, 0) + 1
-        pressure = _pressure(because_of or heard)
-        return AnswerEvent({"event": event, "at_ms": _ms(heard.at_ns), **fields, "pressure": pressure})
+        pressure = _pressure(because_of or record)
+        return AnswerEvent({"event": event, "at_ms": _ms(record.at_ns), **fields, "pressure": pressure})
 
 
-def _apart(let_through: list[tuple[str, str]], rung: str) -> tuple[list[tuple[str, str]], str]:
-    """What goes before the last that ``rung`` produced, and that."""
+def _split_late(let_through: list[tuple[str, str]], rung: str) -> tuple[list[tuple[str, str]], str]:
+    """What precedes the last text that ``rung`` produced, and that text."""
     own: list[str] = []
     while let_through and let_through[-1][0] == rung:
         own.append(let_through.pop()[1])
     return let_through, "".join(reversed(own))
 
 
-def _pressure(heard: AnswerRecord) -> dict[str, int]:
-    return {"budget_bytes": heard.budget_bytes, "usage_bytes": heard.usage_bytes}
+def _pressure(record: AnswerRecord) -> dict[str, int]:
+    return {"budget_bytes": record.budget_bytes, "usage_bytes": record.usage_bytes}
 
 
 def _ms(duration_ns: int) -> float:

@@ -1,4 +1,4 @@
-"""The routes of the server, and what every one of them answers when something is wrong."""
+"""The routes of the server, and its answers to errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from molt.core.view import Policy
 from molt.server.access import AccessCheck, Keys
 from molt.server.admin import Administration, Budgeting, known_followers, shipped_traces
 from molt.server.answering import ALIAS, Answering
-from molt.server.body import until_gone
+from molt.server.body import until_disconnect
 from molt.server.bridge import Bridge, Status
 from molt.server.chunks import event
 from molt.server.error_answers import ErrorAnswer, Unavailable
-from molt.server.observers import Told, View
+from molt.server.observers import Notice, View
 from molt.server.openapi import document
 from molt.server.page_files import page_files, page_routes
 from molt.server.request_bodies import BadRequest
@@ -31,20 +31,20 @@ from molt.server.request_bodies import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the routes lead to."""
+    """The handlers of the routes."""
 
-    hub: Bridge
+    bridge: Bridge
     answering: Answering
     budgeting: Budgeting
     policy: Policy
     created: int
 
-    # --- what is to be read ---
+    # --- GET ---
 
     async def health(self, request: Request) -> Response:
-        """Whether answers can be had."""
-        if self.hub.status is not Status.READY:
-            message = "Loading model" if self.hub.status is Status.LOADING else self.hub.status.value
+        """Whether the server can answer."""
+        if self.bridge.status is not Status.READY:
+            message = "Loading model" if self.bridge.status is Status.LOADING else self.bridge.status.value
             raise ErrorAnswer(503, message, 503)
         return JSONResponse({"status": "ok"})
 
@@ -56,17 +56,17 @@ class Service:
         """The model by its name."""
         if request.path_params["name"] not in self.answering.models:
             raise ErrorAnswer(
-                404, f"no such model; there is {self.hub.ladder.name!r}", "model_not_found", "model"
+                404, f"no such model; this server has {self.bridge.ladder.name!r}", "model_not_found", "model"
             )
         return JSONResponse(self._model())
 
     async def props(self, request: Request) -> Response:
         """Settings, which do not change while the server runs."""
-        limits = self.hub.limits
+        limits = self.bridge.limits
         return JSONResponse(
             {
                 "build_info": f"molt {__version__}",
-                "model_alias": self.hub.ladder.name,
+                "model_alias": self.bridge.ladder.name,
                 "total_slots": limits.answers,
                 "n_ctx": self.answering.prompter.tokens_max + 1,
                 "chat_format": self.answering.prompter.format,
@@ -76,34 +76,34 @@ class Service:
                 "budget_sources": ["manual", "trace", *sorted(known_followers())],
                 "traces": list(shipped_traces()),
                 "default_budget_bytes": self.budgeting.default_bytes,
-                "rungs": self.hub.view()["rungs"],
+                "rungs": self.bridge.view()["rungs"],
             }
         )
 
     async def metrics(self, request: Request) -> Response:
-        """For Prometheus."""
-        return Response(self.hub.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        """Metrics for Prometheus."""
+        return Response(self.bridge.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def openapi(self, request: Request) -> Response:
-        """This API, for programs."""
+        """The OpenAPI document of this API."""
         return JSONResponse(document(self.answering.models))
 
     async def state(self, request: Request) -> Response:
-        """What is held and by whom."""
+        """The budget, the memory in use, the rungs and the tenants."""
         return JSONResponse(self._state())
 
     async def events(self, request: Request) -> Response:
-        """What happens, as it happens; begins with the state."""
-        return EventFeed(self.hub, self._state())
+        """A stream of the state and then of every event."""
+        return EventFeed(self.bridge, self._state())
 
     def _state(self) -> dict[str, Any]:
-        own = {"ladder": self.hub.ladder.name, "policy": self.policy.name, "source": self.budgeting.source}
-        return {**own, "default_budget_bytes": self.budgeting.default_bytes, **self.hub.view()}
+        own = {"ladder": self.bridge.ladder.name, "policy": self.policy.name, "source": self.budgeting.source}
+        return {**own, "default_budget_bytes": self.budgeting.default_bytes, **self.bridge.view()}
 
     def _model(self) -> dict[str, Any]:
-        rungs = [rung.name for rung in self.hub.ladder.rungs]
+        rungs = [rung.name for rung in self.bridge.ladder.rungs]
         return {
-            "id": self.hub.ladder.name,
+            "id": self.bridge.ladder.name,
             "object": "model",
             "created": self.created,
             "owned_by": "molt",
@@ -112,35 +112,35 @@ class Service:
 
 
 class EventFeed(Response):
-    """The events of a hub, for as long as somebody watches."""
+    """The events of the server, until the client disconnects."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, hub: Bridge, state: dict[str, Any]) -> None:
-        self._hub = hub
+    def __init__(self, bridge: Bridge, state: dict[str, Any]) -> None:
+        self._bridge = bridge
         self._state = state
         super().__init__(headers={"Cache-Control": "no-store"})
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._hub.observers.watching() as view:
-            await until_gone(receive, self._send(view, send))
+        with self._bridge.observers.watching() as view:
+            await until_disconnect(receive, self._send(view, send))
 
     async def _send(self, view: View, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for told in self._told(view):
-            await send({"type": "http.response.body", "body": event(told), "more_body": True})
+        async for notice in self._notices(view):
+            await send({"type": "http.response.body", "body": event(notice), "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _told(self, view: View) -> AsyncIterator[Told]:
+    async def _notices(self, view: View) -> AsyncIterator[Notice]:
         yield {"type": "state", **self._state}
-        while (told := await view.get()) is not None:
-            yield told
+        while (notice := await view.get()) is not None:
+            yield notice
 
 
 def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_address: bool = False) -> ASGIApp:
-    """The whole server behind its door."""
-    answering, administration = service.answering, Administration(service.hub, service.budgeting)
+    """The whole server behind its access check."""
+    answering, administration = service.answering, Administration(service.bridge, service.budgeting)
     page = page_files()
     routes = [
         Route("/health", service.health),
@@ -165,7 +165,7 @@ def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_addr
             BadRequest: _bad_request,
             Unavailable: _unavailable,
             HTTPException: _http,
-            ClientDisconnect: _nobody,
+            ClientDisconnect: _disconnected,
             Exception: _unexpected,
         },
     )
@@ -174,7 +174,7 @@ def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_addr
         app,
         hosts,
         keys,
-        header_bytes=service.hub.limits.header_bytes,
+        header_bytes=service.bridge.limits.header_bytes,
         any_address=any_address,
         open_paths=page,
     )
@@ -196,7 +196,7 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 
 async def _http(request: Request, error: Exception) -> Response:
-    """What the router says: no such path, or not with this method."""
+    """Errors of the router: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     message = "no such path" if error.status_code == 404 else str(error.detail).lower()
     response = ErrorAnswer(error.status_code, message, close=request.method == "POST").response()
@@ -204,10 +204,10 @@ async def _http(request: Request, error: Exception) -> Response:
     return response
 
 
-async def _nobody(request: Request, error: Exception) -> Response:
-    """Whoever asked is gone; nobody reads this."""
+async def _disconnected(request: Request, error: Exception) -> Response:
+    """The client has disconnected: this answer is not sent."""
     return Response(status_code=499)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return ErrorAnswer(500, "an internal error", "internal_error").response()
+    return ErrorAnswer(500, "internal error", "internal_error").response()

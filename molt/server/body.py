@@ -1,4 +1,4 @@
-"""Reading the body of a request, as far as that is allowed, and noticing that whoever asked is gone."""
+"""Reads the body of a request within its limits, and notices that the client has disconnected."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     """The body of a request.
 
-    ``ErrorAnswer`` where its content type is not JSON, where it is too long (whatever length it claims), or where it
-    takes too long to come.
+    ``ErrorAnswer`` where its content type is not JSON, where it is too long (whatever length its header gives), or
+    where it takes too long to arrive.
     """
     headers = Headers(scope=scope)
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ErrorAnswer(415, "the body has to be application/json", "unsupported_media_type", close=True)
+        raise ErrorAnswer(415, "body must be application/json", "unsupported_media_type", close=True)
     claimed = headers.get("content-length", "0")
     if not claimed.isdecimal() or int(claimed) > limits.body_bytes:
         raise _too_long(limits)
@@ -33,7 +33,7 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
             return await _read(receive, limits)
     except TimeoutError:
         raise ErrorAnswer(
-            408, f"the body did not come within {limits.body_s:.0f} s", "timeout", close=True
+            408, f"body not received within {limits.body_s:.0f} s", "timeout", close=True
         ) from None
 
 
@@ -51,15 +51,15 @@ async def _read(receive: Receive, limits: Limits) -> bytes:
 
 
 def _too_long(limits: Limits) -> ErrorAnswer:
-    return ErrorAnswer(413, f"a body has at most {limits.body_bytes} bytes", "body_too_long", close=True)
+    return ErrorAnswer(413, f"body must have at most {limits.body_bytes} bytes", "body_too_long", close=True)
 
 
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """What ``work`` gives; ``None`` if whoever asked goes away before. Then it is cancelled.
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; ``None`` if the client disconnects before. Then ``work`` is cancelled.
 
     To be called when the whole body has been read.
     """
-    tasks = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    tasks = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
@@ -69,6 +69,6 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

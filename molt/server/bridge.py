@@ -1,11 +1,11 @@
-"""Joins the thread of the world and the event loop: requests go in, records come out and find whom they concern.
+"""Joins the thread of the world and the event loop: requests go in, records come out and reach their answer.
 
 Rules of this module:
 
-- The world runs in one thread, which ``Bridge`` starts; it is told things by methods that return at once, and tells by
+- The world runs in one thread, which ``Bridge`` starts. Calls into it return at once; its records come back through
   ``call_soon_threadsafe``. Everything else here happens in the event loop, so there are no locks.
-- Nobody is waited for: whoever does not read (an answer's client, an observer) loses the answer, or the view.
-- What observers are told has no text in it, of prompts or of answers.
+- The bridge waits for no reader: a client that does not read loses its answer, an observer its view.
+- Observers receive no text, neither of prompts nor of answers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from molt.core.engine_protocol import Request
 from molt.core.events import TenantKind
 from molt.core.ladder import Ladder
 from molt.formats.log import plain
-from molt.live.live_world import Decided, MemorySample
-from molt.live.live_world import WorldRecord as Record
+from molt.live.live_world import Decided, MemorySample, WorldRecord
 from molt.server.answer import MS_NS, AnswerRecord, Broken
 from molt.server.error_answers import Unavailable
 from molt.server.limits import Limits
@@ -36,7 +35,7 @@ SHUTTING_DOWN = "the server is shutting down"
 
 
 class ServedWorld(Protocol):
-    """What the server needs of ``molt.live.live_world.LiveWorld``; but for ``run``, all return at once."""
+    """What the server uses of ``molt.live.live_world.LiveWorld``; but for ``run``, all methods return at once."""
 
     def budget(self, budget_bytes: int) -> None: ...
 
@@ -49,12 +48,12 @@ class ServedWorld(Protocol):
     def run(self) -> None: ...
 
 
-OpenWorld = Callable[[Callable[[Record], None], int], ServedWorld]
+OpenWorld = Callable[[Callable[[WorldRecord], None], int], ServedWorld]
 """``(listen, budget_bytes)``: called in the thread that then runs the world."""
 
 
 class Status(StrEnum):
-    """Whether answers can be had."""
+    """Whether the server can answer."""
 
     LOADING = "loading"
     READY = "ready"
@@ -64,7 +63,7 @@ class Status(StrEnum):
 
 @dataclass(slots=True)
 class ServedTenant:
-    """An answer under way: what is still to be read of it, and what observers may know of it."""
+    """An answer under way: its unread records, and what observers may see of it."""
 
     name: str
     kind: TenantKind
@@ -79,7 +78,7 @@ class ServedTenant:
     last_token_s: float | None = None
 
     def view(self) -> dict[str, Any]:
-        """For observers."""
+        """The tenant as observers see it."""
         return {
             "id": self.name,
             "kind": self.kind.value,
@@ -94,7 +93,7 @@ class ServedTenant:
 
 @dataclass(slots=True)
 class Holdings:
-    """Memory as the world last told of it."""
+    """Memory as the world last reported it."""
 
     budget_bytes: int = 0
     usage_bytes: int = 0
@@ -103,7 +102,7 @@ class Holdings:
 
 
 class Bridge:
-    """The one world of a server, and everybody who has to do with it."""
+    """The one world of a server, its tenants and its observers."""
 
     def __init__(
         self, ladder: Ladder, open_world: OpenWorld, limits: Limits, metrics: Metrics, *, budget_bytes: int
@@ -129,32 +128,32 @@ class Bridge:
     def start(self) -> None:
         """Start the world's thread; to be called in the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._live, name="world", daemon=True)
+        self._thread = threading.Thread(target=self._run_world, name="world", daemon=True)
         self._thread.start()
 
-    def _live(self) -> None:
+    def _run_world(self) -> None:
         try:
             budget_bytes = self.budget_bytes
-            world = self._open_world(self._listen, budget_bytes)
+            world = self._open_world(self._forward, budget_bytes)
             self._call(self._opened, world, budget_bytes)
             world.run()
         except BaseException as failure:  # whatever it is, the server has lost its world
             self._call(self._failed, failure)
 
-    def _listen(self, record: Record) -> None:
-        self._call(self._hear, record)
+    def _forward(self, record: WorldRecord) -> None:
+        self._call(self._on_record, record)
 
     def _call(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: no client is left
             assert self.status is Status.STOPPING
 
-    # --- what is asked of it ---
+    # --- calls into the world ---
 
     def _opened(self, world: ServedWorld, budget_bytes: int) -> None:
         self._world = world
-        if budget_bytes != self.budget_bytes:  # it was changed meanwhile
+        if budget_bytes != self.budget_bytes:  # it was changed in the meantime
             world.budget(self.budget_bytes)
         if self.status is Status.STOPPING:
             world.stop(SHUTTING_DOWN)
@@ -167,12 +166,14 @@ class Bridge:
             self.end_server()
 
     def ask(self, name: str, kind: TenantKind, request: Request) -> ServedTenant:
-        """Begin an answer; ``Unavailable`` if there is no world, or too many ask already."""
+        """Begin an answer; ``Unavailable`` if the world is not ready, or too many answers are under way."""
         if self.status is not Status.READY or self._world is None:
-            raise Unavailable(_WHY[self.status], self._later_s if self.status is Status.LOADING else None)
+            raise Unavailable(
+                _UNAVAILABLE[self.status], self._later_s if self.status is Status.LOADING else None
+            )
         if len(self._tenants) >= self.limits.answers:
             self.metrics.refused()
-            under_way = f"{len(self._tenants)} answers are under way or wait, which is the limit"
+            under_way = f"{len(self._tenants)} answers are under way or waiting, which is the limit"
             raise Unavailable(under_way, self._later_s)
         tenant = ServedTenant(
             name, kind, len(request.prompt_ids), request.max_tokens, time.monotonic(), asyncio.Queue()
@@ -180,17 +181,17 @@ class Bridge:
         self._tenants[name] = tenant
         self._world.ask(name, kind, request)
         self.metrics.asked(tenant.prompt_tokens)
-        self._tell_of(tenant)
+        self._publish(tenant)
         return tenant
 
     def leave(self, tenant: ServedTenant, reason: str = "left") -> None:
-        """Whoever asked needs no more of the answer; nothing to do if it is complete."""
+        """End an answer that the client does not need any more; does nothing if it is complete."""
         if self._tenants.pop(tenant.name, None) is not None and self._world is not None:
             self._world.leave(tenant.name)
-            self._gone(tenant, reason)
+            self._ended(tenant, reason)
 
     def set_budget(self, budget_bytes: int) -> None:
-        """What the machine, or whoever administers the server, allows from now on."""
+        """Set the budget from now on."""
         self.budget_bytes = budget_bytes
         if self._world is not None:
             self._world.budget(budget_bytes)
@@ -205,11 +206,11 @@ class Bridge:
             self._world.stop(SHUTTING_DOWN)
 
     async def stopped(self, within_s: float) -> bool:
-        """Whether the world came to its end in time."""
+        """Wait for the world's end; whether it came in time."""
         return await asyncio.to_thread(self.join, within_s)
 
     def join(self, within_s: float) -> bool:
-        """The same, without letting anything else happen."""
+        """The same, blocking the event loop."""
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
@@ -217,10 +218,10 @@ class Bridge:
         for tenant in self._tenants.values():
             tenant.records.put_nowait(why)
 
-    # --- what is to be seen of it ---
+    # --- views ---
 
     def view(self) -> dict[str, Any]:
-        """Everything that an observer who comes now needs to know."""
+        """The whole state, for an observer who begins now."""
         held = self.holdings
         resident = held.parts.get("weights", {})
         return {
@@ -250,79 +251,79 @@ class Bridge:
         return sum(tenant.phase != "waiting" for tenant in self._tenants.values())
 
     def waiting(self) -> int:
-        """Answers that have none yet."""
+        """Answers that have no cache yet."""
         return len(self._tenants) - self.running()
 
-    def _tell_of(self, tenant: ServedTenant, **more: Any) -> None:
-        self.observers.tell({"type": "tenant", "at_ms": _ms(self._at_ns), **tenant.view(), **more})
+    def _publish(self, tenant: ServedTenant, **more: Any) -> None:
+        self.observers.publish({"type": "tenant", "at_ms": _ms(self._at_ns), **tenant.view(), **more})
 
-    # --- what it says ---
+    # --- records of the world ---
 
-    def _hear(self, record: Record) -> None:
-        if self.status is Status.LOADING:  # the first word of an engine that is there
+    def _on_record(self, record: WorldRecord) -> None:
+        if self.status is Status.LOADING:  # the first record: the engine is there
             self.status = Status.READY
         self._at_ns = max(self._at_ns, record.at_ns)
         match record:
             case Decided():
-                self._decided(record.decision, record.seq)
+                self._on_decision(record.decision, record.seq)
             case MemorySample():
-                self._sampled(record)
+                self._on_sample(record)
             case _:
-                self._happened(record)
+                self._on_event(record)
 
-    def _sampled(self, memory: MemorySample) -> None:
+    def _on_sample(self, memory: MemorySample) -> None:
         held = self.holdings
         held.budget_bytes, held.usage_bytes = memory.budget_bytes, memory.usage_bytes
         held.parts = memory.parts
-        if memory.round:  # before, what is too much is still being given back
+        if memory.round:  # before, memory over the budget is still being released
             held.overshoot_bytes_max = max(held.overshoot_bytes_max, held.usage_bytes - held.budget_bytes)
         self.metrics.memory(held.budget_bytes, held.usage_bytes, held.overshoot_bytes_max)
-        self.observers.tell({"type": "memory", "at_ms": _ms(memory.at_ns), **_sizes(held)})
+        self.observers.publish({"type": "memory", "at_ms": _ms(memory.at_ns), **_sizes(held)})
 
-    def _decided(self, decision: d.AnyDecision, seq: int) -> None:
-        told = {"type": "decision", "at_ms": _ms(self._at_ns), "lever": type(decision).__name__.lower()}
-        self.observers.tell({**told, **plain(decision), "seq": seq})
+    def _on_decision(self, decision: d.AnyDecision, seq: int) -> None:
+        notice = {"type": "decision", "at_ms": _ms(self._at_ns), "lever": type(decision).__name__.lower()}
+        self.observers.publish({**notice, **plain(decision), "seq": seq})
         self.metrics.lever(decision)
         self._route(decision, seq)
 
-    def _happened(self, event: e.Event) -> None:
+    def _on_event(self, event: e.Event) -> None:
         if isinstance(event, e.BudgetChanged):
             self.holdings.budget_bytes = event.budget_bytes
         elif isinstance(event, e.ProcessKilled):
             self.kills += 1
             self.metrics.killed()
-            self.observers.tell({"type": "killed", "at_ms": _ms(event.at_ns)})
+            self.observers.publish({"type": "killed", "at_ms": _ms(event.at_ns)})
             for tenant in list(self._tenants.values()):
                 tenant.phase, tenant.rung, tenant.tokens = "waiting", None, 0
                 self._put(tenant, event, None)
         elif isinstance(event, e.ProcessStarted):
-            self.observers.tell({"type": "started", "at_ms": _ms(event.at_ns)})
+            self.observers.publish({"type": "started", "at_ms": _ms(event.at_ns)})
         elif isinstance(event, e.Switched):
             self.metrics.switched(event)
         self._route(event, None)
 
     def _route(self, record: Any, seq: int | None) -> None:
-        """Give a record to the tenant it is about, if that one is still here."""
+        """Pass a record on to its tenant, if that is still here."""
         tenant = self._tenants.get(getattr(record, "tenant", ""))
         if tenant is None:
             return
         before = (tenant.phase, tenant.rung)
-        self._note(tenant, record)
+        self._update(tenant, record)
         self._put(tenant, record, seq)
         if isinstance(record, e.TokensProduced):
-            told = {"type": "token", "at_ms": _ms(record.at_ns), "id": tenant.name, "rung": record.rung}
-            self.observers.tell({**told, "tokens": tenant.tokens})
+            notice = {"type": "token", "at_ms": _ms(record.at_ns), "id": tenant.name, "rung": record.rung}
+            self.observers.publish({**notice, "tokens": tenant.tokens})
         elif isinstance(record, e.TenantFinished):
             if self._tenants.pop(tenant.name, None) is not None:
-                self._gone(tenant, record.reason)
-        elif isinstance(record, e.TenantCancelled):  # whoever left is not here: it is the world that gave up
+                self._ended(tenant, record.reason)
+        elif isinstance(record, e.TenantCancelled):  # a tenant that left is not here: the world gave up
             del self._tenants[tenant.name]
-            tenant.records.put_nowait(Broken("the engine fails at this answer", "engine_failed"))
-            self._gone(tenant, "failed")
+            tenant.records.put_nowait(Broken("the engine failed at this answer", "engine_failed"))
+            self._ended(tenant, "failed")
         elif before != (tenant.phase, tenant.rung):
-            self._tell_of(tenant)
+            self._publish(tenant)
 
-    def _note(self, tenant: ServedTenant, record: Any) -> None:
+    def _update(self, tenant: ServedTenant, record: Any) -> None:
         match record:
             case e.TenantArrived(attempt=attempt):
                 tenant.attempt = attempt
@@ -333,9 +334,9 @@ class Bridge:
             case d.Unpark():
                 tenant.phase = "active"
             case e.TokensProduced():
-                self._timed(tenant, record)
+                self._count_tokens(tenant, record)
 
-    def _timed(self, tenant: ServedTenant, event: e.TokensProduced) -> None:
+    def _count_tokens(self, tenant: ServedTenant, event: e.TokensProduced) -> None:
         now_s = time.monotonic()
         first = tenant.last_token_s is None
         self.metrics.token(
@@ -346,18 +347,18 @@ class Bridge:
 
     def _put(self, tenant: ServedTenant, record: Any, seq: int | None) -> None:
         if tenant.records.qsize() >= self.limits.backlog:
-            tenant.records.put_nowait(Broken("the answer was not read fast enough", "too_slow"))
+            tenant.records.put_nowait(Broken("the client did not read the answer fast enough", "too_slow"))
             self.leave(tenant)
             return
         held = self.holdings
         tenant.records.put_nowait(AnswerRecord(record, self._at_ns, seq, held.budget_bytes, held.usage_bytes))
 
-    def _gone(self, tenant: ServedTenant, reason: str) -> None:
+    def _ended(self, tenant: ServedTenant, reason: str) -> None:
         self.metrics.finished(reason)
-        self._tell_of(tenant, gone=reason)
+        self._publish(tenant, gone=reason)
 
 
-_WHY = {
+_UNAVAILABLE = {
     Status.LOADING: "Loading model",
     Status.STOPPING: SHUTTING_DOWN,
     Status.FAILED: "the engine has failed",

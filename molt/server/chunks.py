@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- Strict clients read nothing but the fields of OpenAI's API. Everything of Molt's is in one extra key, ``molt``.
+- Strict clients read only the fields of OpenAI's API. Molt's own fields are all in one extra key, ``molt``.
 - Every chunk has exactly one choice, but for the one with the usage, which has none. ``finish_reason`` is null on all
   but the last, whose delta is empty.
 """
@@ -35,7 +35,7 @@ def error_body(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the answer to one request is put, as a chat's or as a text's."""
+    """The form of one answer: a chat's or a text's."""
 
     is_chat: bool
     model: str
@@ -44,39 +44,39 @@ class Form:
     id: str = field(default="")
 
     def begin(self) -> list[dict[str, Any]]:
-        """What comes before any token."""
+        """The chunks before any token."""
         return [self._chunk({"role": "assistant", "content": ""})] if self.is_chat else []
 
     def text(self, part: AnswerText) -> dict[str, Any]:
         """A token, or text that was withheld."""
-        told = {
+        molt = {
             "event": "token" if part.is_token else "text",
             "rung": part.rung,
             "at_ms": round(part.at_ns / MS_NS, 3),
         }
-        return self._chunk({"content": part.text} if self.is_chat else part.text, told)
+        return self._chunk({"content": part.text} if self.is_chat else part.text, molt)
 
-    def happening(self, part: AnswerEvent) -> dict[str, Any]:
-        """Something that was done to the answer: no text."""
+    def answer_event(self, part: AnswerEvent) -> dict[str, Any]:
+        """What the scheduler did with the answer: a chunk without text."""
         return self._chunk({} if self.is_chat else "", part.fields)
 
     def end(self, reason: str, answer: Answer, seed: int) -> list[dict[str, Any]]:
-        """The last chunk, and the usage if it was asked for."""
+        """The last chunk, and the usage if the request wants it."""
         last = self._chunk({} if self.is_chat else "", {**answer.summary(), "seed": seed}, reason)
         if not self.with_usage:
             return [last]
         return [last, {**self._head(streamed=True), "choices": [], "usage": usage(answer)}]
 
     def whole(self, reason: str, answer: Answer, seed: int) -> dict[str, Any]:
-        """An answer in one piece; ``molt`` has its text by rung."""
+        """A whole answer as one object; ``molt`` has its text by rung."""
         text = "".join(text for _, text in answer.spans)
-        said: dict[str, Any] = {"text": text}
+        content: dict[str, Any] = {"text": text}
         if self.is_chat:
-            said = {"message": {"role": "assistant", "content": text}}
+            content = {"message": {"role": "assistant", "content": text}}
         spans = [{"rung": rung, "text": text} for rung, text in answer.spans]
         return {
             **self._head(streamed=False),
-            "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}],
+            "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
             "usage": usage(answer),
             "molt": {**answer.summary(), "seed": seed, "spans": spans},
         }
@@ -84,10 +84,10 @@ class Form:
     def _chunk(
         self, delta: dict[str, str] | str, molt: dict[str, Any] | None = None, reason: str | None = None
     ) -> dict[str, Any]:
-        said = {"delta": delta} if self.is_chat else {"text": delta}
+        content = {"delta": delta} if self.is_chat else {"text": delta}
         chunk = {
             **self._head(streamed=True),
-            "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reason}],
+            "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
         }
         if self.with_usage:
             chunk["usage"] = None
@@ -103,11 +103,11 @@ class Form:
 
 
 def new_id(*, is_chat: bool) -> str:
-    """A name for an answer that nobody can guess."""
+    """A name for an answer that cannot be guessed."""
     return f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
 
 
 def usage(answer: Answer) -> dict[str, int]:
-    """Tokens read and produced."""
-    asked, produced = answer.prompt_tokens, answer.tokens
-    return {"prompt_tokens": asked, "completion_tokens": produced, "total_tokens": asked + produced}
+    """Tokens of the prompt and of the answer."""
+    prompt, produced = answer.prompt_tokens, answer.tokens
+    return {"prompt_tokens": prompt, "completion_tokens": produced, "total_tokens": prompt + produced}

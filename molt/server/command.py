@@ -42,10 +42,10 @@ from molt.server.prompts import Prompter
 from molt.units import show_size
 
 MEMORY_SHARE = 0.8
-"""Of the memory that is available when the server starts: the most that the budget is by default."""
+"""Of the memory available when the server starts: the default budget is at most this share."""
 
 CACHES = 4
-"""So many whole contexts on the largest rung have room in the default budget."""
+"""Whole contexts on the largest rung that fit into the default budget."""
 
 
 class DiscreetLog(Log):
@@ -109,7 +109,7 @@ def command(
 
     Example: molt serve --ladder pico --port 8080 --budget 40MiB
     """
-    token, admin_token = token or None, admin_token or None  # an empty one opens nothing
+    token, admin_token = token or None, admin_token or None  # an empty token is none
     if not is_loopback(host) and token is None:
         raise InputError(
             f"--host {host}: token required from clients outside this machine; set it with --token"
@@ -130,16 +130,16 @@ def command(
     child = ChildSpec(ladder, engine, profile=profile or spec.ladder.name, pace=1.0)
     with _log_file(log) as sink:
         journal = (Log if log_text else DiscreetLog)(sink, header(spec, costs, chosen, policy, engine))
-        hub = Bridge(
+        bridge = Bridge(
             spec.ladder,
             live_world(spec.ladder, costs, chosen, child, journal),
             limits,
             Metrics(),
             budget_bytes=begin_bytes,
         )
-        budgeting = Budgeting(hub, max(default_bytes, begin_bytes))
+        budgeting = Budgeting(bridge, max(default_bytes, begin_bytes))
         app = application(
-            service(hub, spec, budgeting, chosen),
+            service(bridge, spec, budgeting, chosen),
             allowed_hosts(host, port, allow_host or ()),
             Keys(token, admin_token),
             any_address=not is_loopback(host),
@@ -153,35 +153,35 @@ def command(
             say(f"{spec.ladder.name} under {chosen.name} with {show_size(begin_bytes)}; log in {sink.name}")
 
         try:
-            well = asyncio.run(serve(hub, app, sockets, started=started))
+            well = asyncio.run(serve(bridge, app, sockets, started=started))
         finally:
             if admin_socket is not None:
                 admin_socket.unlink(missing_ok=True)
-    if isinstance(hub.failure, InputError):
-        raise hub.failure
-    if hub.failure is not None:
-        traceback.print_exception(hub.failure)
+    if isinstance(bridge.failure, InputError):
+        raise bridge.failure
+    if bridge.failure is not None:
+        traceback.print_exception(bridge.failure)
     if not well:
         raise typer.Exit(1)
 
 
 def live_world(ladder: Ladder, costs: CostModel, policy: Policy, child: ChildSpec, journal: Log) -> OpenWorld:
-    """Opens the world of a server: one engine in a process of its own."""
+    """A function that opens the world of a server: one engine in a process of its own."""
     return lambda listen, budget_bytes: LiveWorld(
         ladder, costs, policy, RemoteEngine(child), journal, budget_bytes=budget_bytes, listen=listen
     )
 
 
-def service(hub: Bridge, spec: LadderSpec, budgeting: Budgeting, policy: Policy) -> Service:
-    """What the routes of a server lead to."""
-    hub.metrics.watch(hub.running, hub.waiting)
+def service(bridge: Bridge, spec: LadderSpec, budgeting: Budgeting, policy: Policy) -> Service:
+    """The handlers of the routes."""
+    bridge.metrics.watch(bridge.running, bridge.waiting)
     context = min(rung.max_positions for rung in spec.ladder.rungs)
-    answering = Answering(hub, Prompter(spec.tokenizer, context - 1), FlopsSaved(spec).flops)
-    return Service(hub, answering, budgeting, policy, created=int(time.time()))
+    answering = Answering(bridge, Prompter(spec.tokenizer, context - 1), FlopsSaved(spec).flops)
+    return Service(bridge, answering, budgeting, policy, created=int(time.time()))
 
 
 def default_budget(ladder: Ladder) -> int:
-    """Room for the two largest rungs and a few whole caches, as far as the machine has it now."""
+    """Room for the two largest rungs and a few whole caches, if the machine has that much now."""
     rungs = sorted((rung.resident_bytes for rung in ladder.rungs), reverse=True)[:2]
     wanted = sum(rungs) + CACHES * ladder.top.kv_bytes(ladder.top.max_positions)
     return min(wanted, round(MEMORY_SHARE * psutil.virtual_memory().available))

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: OpenAI's shape, one line, no paths, no traces, nothing of a prompt."""
+"""Errors as HTTP answers: OpenAI's shape, one line, no paths, no traces, no text of a prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 503: "unavailabl
 
 
 class Unavailable(Exception):
-    """Not now; ``retry_after_s`` says when there is sense in asking again, if there is."""
+    """Not available now; ``retry_after_s``: when to try again, if that makes sense."""
 
     def __init__(self, message: str, retry_after_s: int | None) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class Unavailable(Exception):
 
 
 class ErrorAnswer(Exception):
-    """A request that is answered with an error. ``retry_after_s``: when there is sense in asking again."""
+    """A request that is answered with an error. ``retry_after_s``: when to try again."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ErrorAnswer(Exception):
         self.retry_after_s, self.close = retry_after_s, close
 
     def response(self) -> JSONResponse:
-        """The answer; ``close`` ends the connection with it, as where a body is left unread."""
+        """The HTTP answer; ``close`` ends the connection, for a body that is left unread."""
         kind = _KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         headers = {}
         if self.retry_after_s is not None:

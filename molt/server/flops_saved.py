@@ -1,4 +1,4 @@
-"""The share of FLOPs that carrying a cache saves beside reading its text again, from shapes and headers alone."""
+"""The share of FLOPs that a transplant saves against prefilling the text again, from shapes and headers alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from molt.models.ladder_file import LadderSpec
 
 
 class FlopsSaved:
-    """For the routes of one ladder."""
+    """The shares for the routes of one ladder."""
 
     def __init__(self, spec: LadderSpec) -> None:
         self._spec = spec
@@ -22,9 +22,9 @@ class FlopsSaved:
         }
 
     def flops(self, source: str, dest: str, cells: int, native: int) -> float | None:
-        """Of the FLOPs of reading ``cells`` cells again, the share that a switch saves; it can be negative.
+        """Of the FLOPs of prefilling ``cells`` cells again, the share that a transplant saves; it can be negative.
 
-        The last ``native`` are read by ``dest``. ``None``: not known.
+        The last ``native`` cells are prefilled by ``dest``. ``None``: not known.
         """
         shape = self._spec.rung(dest).shape
         match self._spec.ladder.route(source, dest).kind:
@@ -38,7 +38,7 @@ class FlopsSaved:
 
 
 def _map_size(path: Path) -> MapSize:
-    """From the header of a map's file: ``<layer>.weight`` for each layer that is mapped, ``code.weight`` if shared."""
+    """The size of a map by its file's header: ``<layer>.weight`` of each mapped layer, ``code.weight`` if shared."""
     weights = {name: one for name, one in read_header(path).items() if name.endswith(".weight")}
     first = min(int(layer) for name in weights if (layer := name.partition(".")[0]) != "code")
     return MapSize(sum(one.elements for one in weights.values()), first)

@@ -1,4 +1,4 @@
-"""Every limit of the server, so that nothing a client does costs more than it may."""
+"""Every limit of the server: what a client may cost at most."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Limits:
     """Sizes in bytes, times in seconds.
 
-    ``answers`` counts those under way and those that wait; beyond them a request is refused with 503. ``backlog`` is
-    how many records an answer, or an observer of the events, may leave unread.
+    ``answers`` counts answers under way and waiting; further requests are refused with 503. ``backlog``: records that
+    the client of an answer, or an observer of the events, may leave unread.
     """
 
     body_bytes: int = 1 << 20
@@ -22,7 +22,7 @@ class Limits:
     stalled_reader_s: float = 10.0
     connections: int = 1000
     answers: int = 32
-    answer_tokens: int = 256  # of a request that does not say
+    answer_tokens: int = 256  # of a request without a limit of its own
     answer_s: float = 600.0
     backlog: int = 4096
     observers: int = 16

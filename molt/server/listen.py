@@ -28,7 +28,7 @@ from molt.server.http_protocol import bounded
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AT_ONCE_S = 0.5
 BACKLOG = 128
-"""Connections that wait to be accepted: so many are accepted in one go, before anybody else has a turn."""
+"""Connections that wait to be accepted: so many are accepted in one go, before any other task runs."""
 
 
 class _Server(uvicorn.Server):
@@ -40,17 +40,21 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    hub: Bridge, app: ASGIApp, sockets: Sequence[socket.socket], *, started: Callable[[], None] = lambda: None
+    bridge: Bridge,
+    app: ASGIApp,
+    sockets: Sequence[socket.socket],
+    *,
+    started: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Serve until a signal comes, or the world fails; whether the end was as it should be."""
-    limits = hub.limits
+    """Serve until a signal comes, or the world fails; whether the server ended as intended."""
+    limits = bridge.limits
     config = uvicorn.Config(
         app,
         http=bounded(limits),
         ws="none",
         lifespan="off",
         loop="asyncio",
-        log_level="error",  # what others send that makes no sense is not written down
+        log_level="error",  # malformed requests are not logged
         backlog=BACKLOG,
         access_log=False,
         server_header=False,
@@ -61,22 +65,22 @@ async def serve(
         h11_max_incomplete_event_size=limits.header_bytes,
     )
     server = _Server(config)
-    ending = _Ending(hub, server)
-    hub.end_server = ending.gently
+    ending = _Ending(bridge, server)
+    bridge.end_server = ending.gently
     with ending.at_signals():
-        hub.start()
+        bridge.start()
         started()
         await server.serve(sockets=list(sockets))
-        hub.stop()
-        ended = await hub.stopped(ending.left_s())
-    return ended and hub.failure is None
+        bridge.stop()
+        ended = await bridge.stopped(ending.left_s())
+    return ended and bridge.failure is None
 
 
 class _Ending:
-    """What signals do."""
+    """Ends the server at a signal."""
 
-    def __init__(self, hub: Bridge, server: uvicorn.Server) -> None:
-        self._hub, self._server = hub, server
+    def __init__(self, bridge: Bridge, server: uvicorn.Server) -> None:
+        self._bridge, self._server = bridge, server
         self._begun_s: float | None = None
 
     def signalled(self) -> None:
@@ -89,20 +93,20 @@ class _Ending:
         """End every answer, and then the server."""
         if self._begun_s is None:
             self._begun_s = time.monotonic()
-            self._hub.stop()
+            self._bridge.stop()
             self._server.should_exit = True
 
     def left_s(self) -> float:
         """Seconds until the world must have ended."""
         since_s = 0.0 if self._begun_s is None else time.monotonic() - self._begun_s
-        return max(0.0, self._hub.limits.stop_s - since_s)
+        return max(0.0, self._bridge.limits.stop_s - since_s)
 
     def _at_once(self) -> None:
-        """Without its engine, the world has nothing left to do but to clear up."""
+        """Kill the engine, then exit; the world gets a moment to clean up."""
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        self._hub.join(AT_ONCE_S)
+        self._bridge.join(AT_ONCE_S)
         os._exit(1)
 
     @contextlib.contextmanager
@@ -123,7 +127,7 @@ class _Ending:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address; ``InputError`` if that cannot be had."""
+    """A socket that listens at an address; ``InputError`` if it cannot."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
@@ -137,7 +141,7 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """A UNIX socket that only its owner may connect to; a dead one of the same name is replaced."""
+    """A UNIX socket that only its owner may connect to; an unused one of the same name is replaced."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.stat().st_mode):
             path.unlink()
@@ -155,5 +159,5 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def say(line: str) -> None:
-    """One line for whoever started the server."""
+    """Print a line to stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Those who watch what happens. Nobody waits for them: who does not read loses the view."""
+"""Clients that follow the events of the server. It does not wait for them: one that does not read is cut off."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 from molt.server.error_answers import Unavailable
 from molt.server.limits import Limits
 
-Told = Mapping[str, Any]
-View = asyncio.Queue[Told | None]
-"""What one observer has not read yet; ``None`` is the end."""
+Notice = Mapping[str, Any]
+"""An event for observers; ``type`` names it."""
+
+View = asyncio.Queue[Notice | None]
+"""Notices that one observer has not read yet; ``None`` is the end."""
 
 
 class Observers:
-    """At most ``limits.observers`` of them, each of whom may leave ``limits.backlog`` things unread."""
+    """At most ``limits.observers``, each with at most ``limits.backlog`` unread notices."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -24,9 +26,11 @@ class Observers:
 
     @contextmanager
     def watching(self) -> Iterator[View]:
-        """Watch, for as long as the context lasts; ``Unavailable`` if too many do."""
+        """A view, for as long as the context lasts; ``Unavailable`` if there are too many observers."""
         if len(self._views) >= self._limits.observers:
-            raise Unavailable(f"{len(self._views)} observers, which is the limit", self._limits.retry_after_s)
+            raise Unavailable(
+                f"{len(self._views)} observers are connected, which is the limit", self._limits.retry_after_s
+            )
         view: View = asyncio.Queue()
         self._views.append(view)
         try:
@@ -35,16 +39,16 @@ class Observers:
             if view in self._views:
                 self._views.remove(view)
 
-    def tell(self, told: Told) -> None:
-        """Tell everybody."""
+    def publish(self, notice: Notice) -> None:
+        """Send a notice to all observers."""
         for view in list(self._views):
             if view.qsize() >= self._limits.backlog:
                 self._views.remove(view)
                 view.put_nowait(None)
             else:
-                view.put_nowait(told)
+                view.put_nowait(notice)
 
     def end(self) -> None:
-        """There will be no more."""
+        """End all views."""
         for view in self._views:
             view.put_nowait(None)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the models that check the bodies, so that it cannot say anything else."""
+"""The OpenAPI document, made from the models that check the bodies, so that both always agree."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ _OBJECT: dict[str, Any] = {"type": "object"}
 _EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 _BODIES = {
     "/v1/chat/completions": ("Answer a chat.", ChatRequest),
-    "/v1/completions": ("Go on with a text.", CompletionRequest),
-    "/admin/budget": ("Set the budget by hand.", BudgetRequest),
+    "/v1/completions": ("Continue a text.", CompletionRequest),
+    "/admin/budget": ("Set the memory budget.", BudgetRequest),
     "/admin/trace": ("Replay a budget trace.", TraceRequest),
-    "/admin/follow": ("Follow a signal of the machine.", FollowRequest),
+    "/admin/follow": ("Take the budget from a signal of the machine.", FollowRequest),
 }
 _READ = {
-    "/health": ("Whether answers can be had.", "application/json"),
-    "/v1/models": ("The one model.", "application/json"),
-    "/props": ("Settings.", "application/json"),
-    "/metrics": ("For Prometheus.", "text/plain"),
-    "/molt/state": ("What is held, and by whom.", "application/json"),
-    "/molt/events": ("What happens, as it happens; without end.", "text/event-stream"),
+    "/health": ("Whether the server can answer.", "application/json"),
+    "/v1/models": ("The one model, which is a ladder.", "application/json"),
+    "/props": ("Settings, which do not change while the server runs.", "application/json"),
+    "/metrics": ("Metrics for Prometheus.", "text/plain"),
+    "/molt/state": ("The budget, the memory in use, the rungs and the tenants.", "application/json"),
+    "/molt/events": ("The state, then every event: a stream without end.", "text/event-stream"),
     "/openapi.json": ("This document.", "application/json"),
-    "/": ("The page.", "text/html"),
+    "/": ("The web page.", "text/html"),
 }
 _ERRORS = {
-    "400": "The body is wrong.",
-    "401": "A token is needed.",
-    "403": "Another site asked.",
+    "400": "Invalid body.",
+    "401": "Token required.",
+    "403": "Request from another site.",
     "404": "No such model.",
-    "408": "The body did not come in time.",
-    "413": "The body is too long.",
-    "415": "The body is not JSON.",
-    "421": "Not this Host.",
-    "422": "The body is wrong.",
-    "431": "The headers are too long.",
-    "503": "Too many ask, or the engine is not there yet.",
-    "504": "Not complete in time.",
+    "408": "Body not received in time.",
+    "413": "Body too long.",
+    "415": "Body is not JSON.",
+    "421": "Host not served here.",
+    "422": "Invalid body.",
+    "431": "Headers too long.",
+    "503": "Too many requests, or the engine is still loading.",
+    "504": "Answer not complete in time.",
 }
 
 
@@ -77,9 +77,9 @@ def document(models: Sequence[str]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Molt", "version": __version__},
         "paths": {
-            **{path: {"get": _reading(*told)} for path, told in _READ.items()},
+            **{path: {"get": _reading(*about)} for path, about in _READ.items()},
             "/v1/models/{name}": {"get": _one_model()},
-            **{path: {"post": _posting(path, *told)} for path, told in _BODIES.items()},
+            **{path: {"post": _posting(path, *about)} for path, about in _BODIES.items()},
         },
         "components": {
             "schemas": {**schemas["$defs"], "Error": _ERROR},

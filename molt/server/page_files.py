@@ -1,4 +1,4 @@
-"""The files of the page, read once: what is asked for is looked up by name, so no path of a request is ever opened."""
+"""The files of the web page, read once and looked up by name, so that no path of a request is ever opened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INDEX = "index.html"
 
 
 def page_files() -> Mapping[str, tuple[bytes, str]]:
-    """Content and media type of every file of the page, by the path it is served at."""
+    """Content and media type of every file of the page, by the path that serves it."""
     folder = files("molt.server") / "page"
     found = {}
     for file in folder.iterdir():

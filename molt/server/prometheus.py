@@ -1,4 +1,4 @@
-"""What ``/metrics`` tells, in Prometheus's text format. Names say their unit."""
+"""The metrics of ``/metrics``, in Prometheus's text format. Names have their unit."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ LATENCIES_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0
 
 
 class Metrics:
-    """Counts for one server; nothing global, so a process may have several."""
+    """The metrics of one server; nothing is global, so a process may have several."""
 
     def __init__(self) -> None:
         own = self._registry = CollectorRegistry()
         self._ttft = Histogram(
             "molt_time_to_first_token_seconds",
-            "From a request until its first token.",
+            "Time from a request until its first token.",
             buckets=LATENCIES_S,
             registry=own,
         )
         self._itl = Histogram(
             "molt_inter_token_latency_seconds",
-            "Between two tokens of an answer.",
+            "Time between two tokens of an answer.",
             buckets=LATENCIES_S,
             registry=own,
         )
@@ -36,7 +36,7 @@ class Metrics:
             "molt_requests", "Answers that ended, by reason: stop, length, left.", ["reason"], registry=own
         )
         self._refused = Counter(
-            "molt_requests_refused", "Requests refused because too many ask.", registry=own
+            "molt_requests_refused", "Requests refused because too many answers were under way.", registry=own
         )
         self._levers = Counter("molt_levers", "Decisions, by lever.", ["lever"], registry=own)
         self._switches = Counter(
@@ -45,17 +45,17 @@ class Metrics:
         self._switch_s = Histogram(
             "molt_switch_seconds", "Duration of a switch.", ["route"], buckets=LATENCIES_S, registry=own
         )
-        self._budget = Gauge("molt_budget_bytes", "What may be used.", registry=own)
-        self._usage = Gauge("molt_usage_bytes", "What is used.", registry=own)
-        self._overshoot = Gauge("molt_overshoot_bytes", "Usage beyond the budget.", registry=own)
-        self._overshoot_max = Gauge("molt_overshoot_bytes_max", "The most so far.", registry=own)
-        self._kills = Counter("molt_kills", "How often the engine's process was killed.", registry=own)
+        self._budget = Gauge("molt_budget_bytes", "Memory budget.", registry=own)
+        self._usage = Gauge("molt_usage_bytes", "Memory in use.", registry=own)
+        self._overshoot = Gauge("molt_overshoot_bytes", "Memory in use beyond the budget.", registry=own)
+        self._overshoot_max = Gauge("molt_overshoot_bytes_max", "Largest overshoot so far.", registry=own)
+        self._kills = Counter("molt_kills", "Kills of the engine's process.", registry=own)
 
     def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Gauges that are read when they are asked for."""
+        """Add gauges that are read when the metrics are."""
         for name, text, read in (
             ("molt_requests_running", "Answers that have a cache.", running),
-            ("molt_requests_waiting", "Answers that have none yet.", waiting),
+            ("molt_requests_waiting", "Answers that have no cache yet.", waiting),
         ):
             Gauge(name, text, registry=self._registry).set_function(read)
 
@@ -64,15 +64,15 @@ class Metrics:
         return generate_latest(self._registry)
 
     def asked(self, prompt_tokens: int) -> None:
-        """A request was taken in."""
+        """A request was accepted."""
         self._prompt_tokens.inc(prompt_tokens)
 
     def refused(self) -> None:
-        """A request was refused because too many ask."""
+        """A request was refused because too many answers were under way."""
         self._refused.inc()
 
     def token(self, rung: str, since_s: float, count: int, *, first: bool) -> None:
-        """Tokens came, this long after those before, or after the request."""
+        """Tokens were produced, this long after the one before, or after the request."""
         self._tokens.labels(rung).inc(count)
         (self._ttft if first else self._itl).observe(since_s)
 
@@ -81,11 +81,11 @@ class Metrics:
         self._requests.labels(reason).inc()
 
     def lever(self, decision: d.AnyDecision) -> None:
-        """Something was decided."""
+        """The policy decided something."""
         self._levers.labels(type(decision).__name__.lower()).inc()
 
     def switched(self, event: e.Switched) -> None:
-        """A cache went to another rung."""
+        """A tenant switched to another rung."""
         self._switches.labels(event.source, event.dest, event.route).inc()
         self._switch_s.labels(event.route).observe(event.duration_ns / S_NS)
 
@@ -94,7 +94,7 @@ class Metrics:
         self._kills.inc()
 
     def memory(self, budget_bytes: int, usage_bytes: int, overshoot_bytes_max: int) -> None:
-        """Memory was looked at."""
+        """A new sample of the memory."""
         self._budget.set(budget_bytes)
         self._usage.set(usage_bytes)
         self._overshoot.set(max(0, usage_bytes - budget_bytes))

@@ -1,11 +1,11 @@
-"""From what was asked to token ids.
+"""From the prompt of a request to token ids.
 
 Rules of this module:
 
 - Chats are laid out in one of three formats, chosen by the special tokens that the tokenizer has: ChatML, the headers
-  of Llama 3, or (where it has neither) the texts one after the other. Templates that come with a model are programs,
-  and not run.
-- Special tokens of a chat come from the format alone. What a message says is text, even where it spells one.
+  of Llama 3, or (where it has neither) the texts one after the other. Chat templates that come with a model are
+  programs, and are not run.
+- Special tokens of a chat come from the format alone. The content of a message is text, even where it spells one.
 - A prompt that must be too long is refused before it is tokenised: no token is longer than the longest entry.
 """
 
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from molt.errors import InputError
 
 SYSTEM = "You are a helpful assistant."
-"""What a chat begins with in ChatML where it has no system message."""
+"""The system message of a chat in ChatML that has none."""
 
 Turn = tuple[str, str]
 """Role and text of a message."""
@@ -37,7 +37,7 @@ class Prompter:
 
     def __init__(self, tokenizer: Path, tokens_max: int) -> None:
         self._plain = Tokenizer.from_file(str(tokenizer))
-        self._plain.encode_special_tokens = True  # what looks like one is text
+        self._plain.encode_special_tokens = True  # a spelled special token is text
         added = self._plain.get_added_tokens_decoder()
         self._specials = {token.content: number for number, token in added.items() if token.special}
         longest_first = sorted(self._specials, key=len, reverse=True)
@@ -62,7 +62,7 @@ class Prompter:
     def tokens(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """A prompt that is tokens already; ``InputError`` for one that the vocabulary does not have."""
         if any(not 0 <= token < self.vocabulary for token in prompt):
-            raise InputError(f"a token is between 0 and {self.vocabulary - 1}")
+            raise InputError(f"token must be between 0 and {self.vocabulary - 1}")
         return self._checked(tuple(prompt))
 
     def chat(self, turns: Sequence[Turn]) -> tuple[int, ...]:
@@ -91,14 +91,14 @@ class Prompter:
     def _plain_ids(self, text: str) -> list[int]:
         least = len(text.encode()) // self._longest
         if least > self.tokens_max:
-            raise InputError(f"at least {least} tokens, of which a prompt may have {self.tokens_max}")
+            raise InputError(f"at least {least} tokens; a prompt may have at most {self.tokens_max}")
         return self._plain.encode(text, add_special_tokens=False).ids if text else []
 
     def _checked(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         if not ids:
-            raise InputError("comes to no tokens at all")
+            raise InputError("has no tokens")
         if len(ids) > self.tokens_max:
-            raise InputError(f"{len(ids)} tokens, of which a prompt may have {self.tokens_max}")
+            raise InputError(f"{len(ids)} tokens; a prompt may have at most {self.tokens_max}")
         return ids
 
 

@@ -1,10 +1,10 @@
-"""What may be asked: the bodies of requests, checked.
+"""The bodies of requests, as models that check them.
 
 Rules of this module:
 
-- Nothing is ignored in silence. A field of OpenAI's API that this server has no use for may be given where it says
-  nothing (``null``, ``n`` of 1, a penalty of 0); anything else is refused by name.
-- Messages about a wrong body name its place and what would be right, and never repeat a value.
+- No field is ignored in silence. A field of OpenAI's API that this server does not support may be given with a value
+  that changes nothing (``null``, ``n`` of 1, a penalty of 0); anything else is refused by name.
+- Messages about a wrong body name the place and what is allowed there, and never repeat a value.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def parse(model: type[M], body: bytes) -> M:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = _place(first["loc"])
-        message = "no field of this request" if first["type"] == "extra_forbidden" else first["msg"]
+        message = "unknown field" if first["type"] == "extra_forbidden" else first["msg"]
         message = message.removeprefix("Value error, ")
         raise BadRequest(f"{place}: {message}" if place else message, place) from None
 
@@ -81,27 +81,27 @@ def _place(location: tuple[str | int, ...]) -> str | None:
 
 
 class MoltOptions(BodyModel):
-    """What OpenAI's API has no field for: who waits for the answer, and whether an end of text ends it."""
+    """Molt's own options: the kind of tenant, and whether the answer goes on after an end-of-text token."""
 
     kind: TenantKind = TenantKind.FOREGROUND
     ignore_eos: bool = False
 
 
 class StreamOptions(BodyModel):
-    """Whether the stream's last chunk is the usage."""
+    """Whether a last chunk of the stream has the usage."""
 
     include_usage: bool = False
 
 
 class TextFormat(BodyModel):
-    """The one format of an answer."""
+    """The format of an answer: text is the only one."""
 
     type: Literal["text"]
 
 
 def _no(value: bool) -> bool:
     if value:
-        raise InputError("only false: this server does not do that")
+        raise InputError("must be false: this server does not support it")
     return value
 
 
@@ -113,7 +113,7 @@ StopText = Annotated[str, Field(min_length=1, max_length=STOP_CHARS_MAX)]
 
 
 class AnswerRequest(BodyModel):
-    """What chats and texts have in common."""
+    """The fields that chats and texts have in common."""
 
     model: Annotated[str, Field(max_length=256)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -138,12 +138,12 @@ class AnswerRequest(BodyModel):
 
     @property
     def with_usage(self) -> bool:
-        """Whether the stream is to end with the usage."""
+        """Whether the stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def tokens_wanted(self) -> int | None:
-        """The most tokens of the answer, where the request says."""
+        """The length of the answer in tokens, at most, if the request has it."""
         return self.max_tokens
 
 
@@ -155,7 +155,7 @@ class TextPart(BodyModel):
 
 
 class Message(BodyModel):
-    """One message of a chat. What an assistant's message has beside its text is accepted where there is none of it."""
+    """One message of a chat. The fields of an assistant's message beside its text must be empty."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
@@ -212,7 +212,7 @@ def _budget(value: object) -> Budget:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= units.QUANTITY_MAX:
         return Budget(value)
     raise InputError(
-        f"a budget is a number of bytes from 1 to {units.QUANTITY_MAX}, or a text such as 40MiB or 150% of tier0"
+        f"budget must be a number of bytes from 1 to {units.QUANTITY_MAX}, or a text such as 40MiB or 150% of tier0"
     )
 
 

@@ -1,7 +1,7 @@
-"""Stop strings, found across tokens: text is withheld for as long as it could be the beginning of one.
+"""Stop strings, found across tokens: text is withheld while it could be the beginning of one.
 
-However a text is cut into pieces, what is let through is the same: it ends before the stop string that is complete
-first (of two that end together, the longer).
+The text let through does not depend on how it is cut into pieces: it ends before the stop string that is complete
+first (of two that end together, before the longer).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StopStrings:
         self._held: deque[tuple[str, str]] = deque()  # origin and text, in order
 
     def push(self, origin: str, text: str) -> tuple[list[tuple[str, str]], bool]:
-        """What may go out now, as pairs of origin and text, and whether a stop string is complete."""
+        """The text to send now, as pairs of origin and text, and whether a stop string is complete."""
         if text:
             self._held.append((origin, text))
         held = "".join(text for _, text in self._held)
@@ -32,7 +32,7 @@ class StopStrings:
         return list(self._take(len(held) - self._undecided(held))), False
 
     def flush(self) -> list[tuple[str, str]]:
-        """What was withheld, at the end of the text."""
+        """The withheld text, at the end of the answer."""
         rest = list(self._held)
         self._held.clear()
         return rest

@@ -238,7 +238,7 @@ class FakeServer:
             and request.url.path.startswith(("/v1/", "/molt/", "/props"))
             and given not in (self.key, ADMIN)
         ):
-            return _error(401, "a token is needed")
+            return _error(401, "token required")
         return await call_next(request)
 
 

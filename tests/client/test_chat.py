@@ -59,7 +59,7 @@ def test_an_answer_is_tokens_levers_and_a_summary(fake: FakeServer) -> None:
     assert last == AnswerSummary("stop", SUMMARY)
 
 
-def test_what_nobody_knows_yet_is_no_part(fake: FakeServer) -> None:
+def test_an_unknown_event_is_no_part(fake: FakeServer) -> None:
     """Events to come, comments, role chunks and the usage pass by."""
     role = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
     usage = {"choices": [], "usage": {"total_tokens": 3}}
@@ -240,8 +240,8 @@ def test_the_command_answers_what_is_piped_in(fake: FakeServer) -> None:
 
 
 def test_the_command_without_a_server_ends_with_one_line() -> None:
-    nobody = FakeServer(url="http://127.0.0.1:9")
-    process = molt_chat(nobody)
+    absent = FakeServer(url="http://127.0.0.1:9")
+    process = molt_chat(absent)
     out, errors = process.communicate("one?\n", timeout=60)
     assert process.returncode == 1
     assert errors.splitlines() == ["molt: no server at http://127.0.0.1:9; start one with: molt serve"]

@@ -1,4 +1,4 @@
-"""A server in this process: its own thread and event loop, the live world, and an engine that says what it is told."""
+"""A server in this process: its own thread and event loop, the live world, and an engine with a scripted text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Says = Callable[[int], str]
 
 
 class Talker(Paced):
-    """Takes ``pace`` times as long as the profile says, and says what it is told."""
+    """Takes ``pace`` times as long as the profile says, and writes a scripted text."""
 
     def __init__(self, ladder: Ladder, costs: CostModel, says: Says, pace: float) -> None:
         super().__init__(ladder, costs, lambda ns: time.sleep(pace * ns / 1e9))
@@ -73,7 +73,7 @@ class Local:
     """A server that runs; ``engine`` is what it answers with."""
 
     url: str
-    hub: Bridge
+    bridge: Bridge
     engine: Talker
     log: TextIO
     spec: LadderSpec = field(repr=False)
@@ -110,7 +110,7 @@ def running(
         journal, header(spec, costs, chosen, policy, EngineKind.MODELLED)
     )
     begin_bytes = default_budget(spec.ladder)
-    hub = Bridge(
+    bridge = Bridge(
         spec.ladder,
         lambda listen, budget_bytes: LiveWorld(
             spec.ladder, costs, chosen, engine, log, budget_bytes=budget_bytes, listen=listen
@@ -122,7 +122,7 @@ def running(
     sock = listen_on("127.0.0.1", 0)
     port = sock.getsockname()[1]
     app = application(
-        service(hub, spec, Budgeting(hub, begin_bytes), chosen),
+        service(bridge, spec, Budgeting(bridge, begin_bytes), chosen),
         allowed_hosts("127.0.0.1", port),
         keys or Keys(None, ADMIN),
     )
@@ -131,19 +131,19 @@ def running(
 
     async def main() -> None:
         loops.append(asyncio.get_running_loop())
-        await serve(hub, app, [sock], started=begun.set)
+        await serve(bridge, app, [sock], started=begun.set)
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
     begun.wait(10)
-    local = Local(f"http://127.0.0.1:{port}", hub, engine, journal, spec)
+    local = Local(f"http://127.0.0.1:{port}", bridge, engine, journal, spec)
     on_url(local.url)
     try:
         wait_until(lambda: is_healthy(local.url))
         yield local
     finally:
         with suppress(RuntimeError):  # it has ended by itself
-            loops[0].call_soon_threadsafe(hub.end_server)
+            loops[0].call_soon_threadsafe(bridge.end_server)
         thread.join(10)
         assert not thread.is_alive(), "the server did not end"
 

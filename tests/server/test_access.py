@@ -13,7 +13,7 @@ from molt.server.access import AccessCheck, Keys, allowed_hosts, is_loopback
 def asked(
     keys: Keys, path: str, *, any_address: bool = False, server: Any = ("127.0.0.1", 80), **headers: str
 ) -> int:
-    """The status of a POST; 200 where the door lets it through."""
+    """The status of a POST; 200 where the access check lets it through."""
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -25,8 +25,8 @@ def asked(
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": "POST", "path": path, "headers": raw, "server": server}
     hosts = allowed_hosts("127.0.0.1", 8080)
-    door = AccessCheck(app, hosts, keys, header_bytes=1000, any_address=any_address, open_paths=["/"])
-    asyncio.run(door(scope, None, send))  # type: ignore[arg-type]
+    access = AccessCheck(app, hosts, keys, header_bytes=1000, any_address=any_address, open_paths=["/"])
+    asyncio.run(access(scope, None, send))  # type: ignore[arg-type]
     return sent[0]["status"]
 
 
@@ -91,6 +91,6 @@ def test_each_key_opens_its_own() -> None:
     assert asked(keys, "/health", **on) == 200
 
 
-def test_whoever_may_open_the_socket_may_administer() -> None:
+def test_a_client_of_the_unix_socket_may_administer() -> None:
     assert asked(Keys("user", None), "/admin/budget", server=("/run/molt.sock", None)) == 200
     assert asked(Keys("user", None), "/admin/budget", server=None) == 200

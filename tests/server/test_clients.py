@@ -64,7 +64,7 @@ def test_openai_reads_an_answer(client: openai.OpenAI) -> None:
 
 
 def test_openai_reads_a_stream(client: openai.OpenAI) -> None:
-    """The same seed says the same, streamed or not; Molt's own key is there for whoever looks."""
+    """The same seed gives the same text, streamed or not; Molt's own key is there too."""
     chunks = list(ask(client, seed=7, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == ask(client, seed=7).choices[0].message.content
@@ -130,7 +130,7 @@ def test_errors_are_those_that_openai_knows(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_goes_on_when_memory_is_taken_and_given_back(pico: Process, client: openai.OpenAI) -> None:
-    """A large rung, a small one, a large one again: each switch is told, and every token has its rung."""
+    """A large rung, a small one, a large one again: each switch is reported, and every token has its rung."""
     seen: list[Any] = []
     tokens = 0
     for chunk in ask(client, seed=7, max_tokens=1600, stream=True):
@@ -169,7 +169,7 @@ def test_curl_reads_the_rest(pico: Process) -> None:
 
 
 def test_many_at_once_share_the_rungs(pico: Process, client: openai.OpenAI) -> None:
-    """Eight answers at once are what they are alone: nobody's cache is anybody else's (and one model is resident)."""
+    """Eight answers at once are what they are alone: none uses the cache of another (and one model is loaded)."""
     seeds = range(8)
     alone = [ask(client, seed=seed, max_tokens=12).choices[0].message.content for seed in seeds]
     with ThreadPoolExecutor(8) as pool:

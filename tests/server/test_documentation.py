@@ -59,7 +59,7 @@ def test_python(pico: Process) -> None:
     assert lines[-1] == "summary"
 
 
-def test_every_field_of_the_summary_is_told_of() -> None:
+def test_every_field_of_the_summary_is_documented() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
     summary = Answer(1, (), lambda *route: 0, may_begin_anew=True).summary()
     missing = [name for name in summary if f"`{name}`" not in text and name not in ("event", "prompt_tokens")]

@@ -109,7 +109,7 @@ def test_19_before_the_engine_is_there(tmp_path: Path) -> None:
         assert left_behind(server, children) == []
 
 
-def test_19_a_second_signal_waits_for_nobody(server: Process) -> None:
+def test_19_a_second_signal_ends_at_once(server: Process) -> None:
     """The engine hangs, so that the first signal alone would have to wait."""
     (engine,) = server.children()
     seen: list[Any] = []
@@ -134,8 +134,8 @@ def _is_ending(client: httpx2.Client) -> bool:
 
 
 def test_20_the_engine_is_killed(server: Process) -> None:
-    """Of an answer that was being sent, the client is told; one that nobody has seen anything of begins anew; and the
-    next request is answered."""
+    """The client of a stream gets an error; an answer of which nothing was sent yet begins anew; and the next request
+    is answered."""
     (engine,) = server.children()
     seen: list[Any] = []
     thread = asking(server, seen, max_tokens=1000)
@@ -167,7 +167,7 @@ def test_20_the_engine_is_killed(server: Process) -> None:
     assert server.end(signal.SIGTERM, within_s=ENDS_WITHIN_S) == 0
 
 
-def test_20_a_stream_that_nobody_has_read_anything_of_begins_anew(server: Process) -> None:
+def test_20_a_stream_without_any_token_yet_begins_anew(server: Process) -> None:
     """Killed before its first token, an answer says so, and comes."""
     (engine,) = server.children()
     server.budget(1)  # it has to wait

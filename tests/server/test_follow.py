@@ -1,4 +1,4 @@
-"""``molt serve --follow cgroup`` in a control group that somebody else fills, and leaves again."""
+"""``molt serve --follow cgroup`` in a control group that another process fills, and leaves again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def group() -> Iterator[GroupV1 | GroupV2]:
 
 @contextmanager
 def filled(group: GroupV1 | GroupV2, size: int) -> Iterator[None]:
-    """Somebody else in the group, with so much memory."""
+    """Another process in the group, with this much memory."""
     with subprocess.Popen(
         [sys.executable, "-c", FILL, str(size)],
         stdin=subprocess.PIPE,
@@ -63,7 +63,7 @@ def filled(group: GroupV1 | GroupV2, size: int) -> Iterator[None]:
 def test_a_server_shrinks_when_its_group_is_filled_and_grows_again(
     group: GroupV1 | GroupV2, tmp_path: Path
 ) -> None:
-    """What the kernel counts decides; the answer under way changes its rung, and nobody is killed."""
+    """The kernel's count decides; the answer under way switches, and no process is killed."""
     join: Callable[[], None] = lambda: limited_group.join(group.folder)  # noqa: E731
     with started(tmp_path, "--follow", "cgroup", preexec=join) as server, server.client() as client:
 

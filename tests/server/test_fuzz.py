@@ -41,10 +41,10 @@ schema = schemathesis.openapi.from_dict(document(("pico", "molt"))).exclude(path
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Local]:
-    """A server that answers at once, whatever the budget becomes: nobody waits for memory for long."""
+    """A server that answers at once, whatever the budget becomes: no tenant waits for memory for long."""
     with running(pace=0.0, limits=Limits(answer_s=2.0, answer_tokens=8)) as server:
         yield server
-        assert server.hub.failure is None
+        assert server.bridge.failure is None
 
 
 @schema.parametrize()

@@ -231,7 +231,7 @@ def test_5_administration_has_a_token_of_its_own(capfd: pytest.CaptureFixture[st
 
 
 def test_5_a_socket_is_for_its_owner_and_needs_no_token(tmp_path: Path) -> None:
-    """Only who may open the file can administer; over TCP nobody can."""
+    """Only users who may open the socket's file can administer; no client can over TCP."""
     path = tmp_path / "admin.sock"
     options = ("--engine", "modelled", "--admin-socket", str(path), "--admin-token", "")
     with started(tmp_path, *options) as server:
@@ -278,7 +278,7 @@ def test_6_a_budget_is_a_size(client: httpx2.Client, budget: str | None) -> None
 
 
 @pytest.mark.parametrize("budget", [1, "100% of tier2 - 1MiB", 2**63 - 1])
-def test_6_any_other_budget_is_kept_to_and_kills_nobody(
+def test_6_any_other_budget_is_kept_to_without_a_kill(
     local: Local, client: httpx2.Client, budget: Any
 ) -> None:
     """Down to a byte: then everything is given back, and the answer goes on when there is memory again."""
@@ -381,7 +381,7 @@ def test_9_headers_have_a_length(local: Local) -> None:
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(200, marks=night)])
-def test_10_slow_requests_hold_nobody_up(count: int) -> None:
+def test_10_slow_requests_hold_up_no_other(count: int) -> None:
     """Headers a byte at a time, and bodies that never come: cut off; meanwhile others are served."""
     with running(limits=HURRIED) as local, ExitStack() as stack, local.client() as client:
         port = port_of(local)
@@ -412,7 +412,7 @@ def _drip(connections: list[socket.socket]) -> None:
         time.sleep(0.1)
 
 
-def test_11_a_reader_who_does_not_read_harms_nobody() -> None:
+def test_11_a_client_that_does_not_read_harms_no_other() -> None:
     """It is dropped, what its answer held is freed, and an answer beside it comes to its end through a switch."""
     with (
         running(says=lambda n: "x" * 400, limits=HURRIED) as local,
@@ -466,7 +466,7 @@ def test_12_who_goes_away_frees_what_they_held() -> None:
             wait_until(lambda: bool(local.engine.calls))
         wait_until(lambda: not local.engine.holds())
         read = sum(int(call.partition(" ")[2]) for call in local.engine.calls)
-        assert read < 1000, "the prompt was read to its end for nobody"
+        assert read < 1000, "the prompt was prefilled to its end after the client had left"
         assert client.get("/molt/state").json()["tenants"] == []
         assert len(streamed(client, chat())) > 16
 
@@ -586,15 +586,15 @@ def _refused_ladder(ladder: Path) -> None:
     assert not log.exists()
 
 
-# --- 17 and 18: what is said to whom ---
+# --- 17 and 18: which client receives what ---
 
 
-def test_17_nobody_hears_what_another_is_told(client: httpx2.Client, local: Local) -> None:
+def test_17_no_client_receives_anything_of_another(client: httpx2.Client, local: Local) -> None:
     """Through parks, sheds and switches; ``tests/engine`` has the caches. Views have no text at all."""
-    told: dict[str, list[Any]] = {}
+    received: dict[str, list[Any]] = {}
 
     def ask(name: str) -> None:
-        told[name] = streamed(client, chat(f"{SECRET}-{name}", max_tokens=120))
+        received[name] = streamed(client, chat(f"{SECRET}-{name}", max_tokens=120))
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in ("one", "two", "three")]
     for thread in threads:
@@ -608,9 +608,9 @@ def test_17_nobody_hears_what_another_is_told(client: httpx2.Client, local: Loca
         local.budget("90MiB")
         for thread in threads:
             thread.join(30)
-    ids = {name: {chunk["id"] for chunk in chunks[:-1]} for name, chunks in told.items()}
+    ids = {name: {chunk["id"] for chunk in chunks[:-1]} for name, chunks in received.items()}
     assert len(set.union(*ids.values())) == 3
-    assert all(text_of(chunks) == "".join(f" w{n}" for n in range(120)) for chunks in told.values())
+    assert all(text_of(chunks) == "".join(f" w{n}" for n in range(120)) for chunks in received.values())
     assert not local.engine.holds()
 
 
@@ -641,7 +641,7 @@ def test_18_whatever_the_text_is_it_arrives_as_it_is(tmp_path: Path) -> None:
             wire = b""
             for part in response.iter_raw():
                 wire += part
-                if wire.count(b"\n\n") > 8 and local.hub.budget_bytes > 30 * MIB:
+                if wire.count(b"\n\n") > 8 and local.bridge.budget_bytes > 30 * MIB:
                     local.budget("20MiB")
     lines = wire.split(b"\n")
     assert all(line == b"" or line.startswith(b"data: ") for line in lines)
@@ -724,7 +724,7 @@ def test_24_errors_tell_nothing_of_the_machine_or_the_prompt(
 def test_24_faults_of_our_own_are_not_explained(
     monkeypatch: pytest.MonkeyPatch, local: Local, client: httpx2.Client
 ) -> None:
-    monkeypatch.setattr(local.hub, "view", lambda: 1 / 0)
+    monkeypatch.setattr(local.bridge, "view", lambda: 1 / 0)
     answer = client.get("/molt/state")
     assert answer.status_code == 500
-    assert answer.json()["error"]["message"] == "an internal error"
+    assert answer.json()["error"]["message"] == "internal error"

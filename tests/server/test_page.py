@@ -302,7 +302,7 @@ def test_without_that_token_the_page_asks_for_one(browser: object, fake: FakeSer
     fake.key = "secret"
     page = browser.new_context().new_page()  # type: ignore[attr-defined]
     page.goto(fake.url)
-    expect(page.locator("#reason")).to_have_text("a token is needed")
+    expect(page.locator("#reason")).to_have_text("token required")
     page.get_by_label("Admin token").fill(ADMIN)
     page.get_by_role("button", name="Unlock the budget").click()
     expect(page.locator("#connection")).to_have_text("live")

@@ -31,7 +31,7 @@ def body(**more: Any) -> bytes:
     [
         {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": False},
         {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "store": False},
-        {"top_logprobs": 0, "user": "somebody", "metadata": {"a": "b"}, "stream_options": None},
+        {"top_logprobs": 0, "user": "a name", "metadata": {"a": "b"}, "stream_options": None},
         dict.fromkeys(("n", "temperature", "top_p", "max_tokens", "stop", "seed", "stream", "tools")),
     ],
     ids=["numbers", "lists", "words", "nulls"],

@@ -13,7 +13,7 @@ import pytest
 
 from molt.core.engine_protocol import EngineDied
 from molt.live.live_world import LiveWorld
-from molt.server.answering import Telling
+from molt.server.answering import Delivery
 from molt.server.limits import Limits
 from tests.server.local import ADMIN, Local, chat, events, of_event, running, streamed, text_of, wait_until
 
@@ -100,7 +100,7 @@ def test_a_stop_string_ends_the_answer(client: httpx2.Client, stop: str | list[s
 
 
 def test_an_answer_that_stopped_has_left(local: Local, client: httpx2.Client) -> None:
-    """A stop string is found here: the engine, which knows nothing of it, is told."""
+    """A stop string is found by the server, which ends the generation; the engine knows nothing of it."""
     streamed(client, chat(stop="w2", max_tokens=1000))
     wait_until(lambda: not local.engine.holds())
     assert client.get("/molt/state").json()["tenants"] == []
@@ -110,7 +110,7 @@ def test_without_max_tokens_there_is_a_default(local: Local, client: httpx2.Clie
     body = chat()
     del body["max_tokens"]
     summary = of_event(streamed(client, body), "summary")[0]
-    assert summary["tokens"] == local.hub.limits.answer_tokens
+    assert summary["tokens"] == local.bridge.limits.answer_tokens
     assert of_event(streamed(client, {**body, "max_completion_tokens": 3}), "summary")[0]["tokens"] == 3
 
 
@@ -126,7 +126,7 @@ def test_memory_that_is_taken_away_is_told_between_two_tokens(local: Local, clie
                 if len(of_event(seen[-1:], "token")) and len(of_event(seen, "token")) == 8:
                     local.budget("20MiB")
     finally:
-        local.budget(local.hub.limits.body_bytes * 90)
+        local.budget(local.bridge.limits.body_bytes * 90)
     (switch,) = of_event(seen, "switch")
     kinds = [chunk["molt"]["event"] for chunk in seen[1:-1]]
     rungs = [chunk["molt"].get("rung") for chunk in seen[1:-1] if chunk["molt"]["event"] == "token"]
@@ -145,7 +145,7 @@ def test_memory_that_is_taken_away_is_told_between_two_tokens(local: Local, clie
     assert text_of(seen) == "".join(f" w{n}" for n in range(400))
 
 
-def test_a_budget_for_nobody_parks_and_the_answer_is_whole_in_the_end(
+def test_a_budget_for_no_rung_parks_and_the_answer_is_whole_in_the_end(
     local: Local, client: httpx2.Client
 ) -> None:
     try:
@@ -195,11 +195,11 @@ def test_batch_gives_way_to_who_waits() -> None:
     assert of_event(kinds["batch"], "park") or of_event(kinds["foreground"], "defer")
 
 
-def test_too_many_are_refused_and_told_when_to_ask_again() -> None:
+def test_too_many_are_refused_with_a_time_to_try_again() -> None:
     with running(pace=1.0, limits=Limits(answers=1)) as local, local.client() as client:
         body = chat(stream=True, max_tokens=400)
         with client.stream("POST", "/v1/chat/completions", json=body) as first:
-            source = events(first.iter_lines())  # kept: a stream that nobody holds is closed
+            source = events(first.iter_lines())  # kept: a stream without a reference is closed
             next(source)
             refused = client.post("/v1/chat/completions", json=chat())
             assert refused.status_code == 503
@@ -211,7 +211,7 @@ def test_too_many_are_refused_and_told_when_to_ask_again() -> None:
 
 def test_an_answer_takes_no_longer_than_it_may() -> None:
     with running(pace=1.0, limits=Limits(answer_s=0.3)) as local, local.client() as client:
-        local.budget(1)  # nobody can run
+        local.budget(1)  # no tenant can run
         *_, broken, end = streamed(client, chat())
         assert (broken["error"]["code"], end) == ("timeout", "[DONE]")
         assert client.post("/v1/chat/completions", json=chat()).status_code == 504
@@ -221,21 +221,21 @@ def test_an_answer_takes_no_longer_than_it_may() -> None:
 def test_observers_see_what_happens_and_no_text(local: Local, client: httpx2.Client) -> None:
     """The state first; then memory, decisions, tenants and tokens, by id."""
     secret = "an-uncommon-question"
-    told: list[Any] = []
+    seen: list[Any] = []
     with client.stream("GET", "/molt/events") as response:
         source = events(response.iter_lines())
-        told.append(next(source))
+        seen.append(next(source))
         chunks = streamed(client, chat(secret))
         for event in source:
-            told.append(event)
+            seen.append(event)
             if event["type"] == "tenant" and event.get("gone"):
                 break
-    assert told[0]["type"] == "state"
-    assert {"tenant", "decision", "memory", "token"} <= {event["type"] for event in told}
-    assert told[-1]["id"] == chunks[0]["id"]
-    assert (told[-1]["gone"], told[-1]["tokens"]) == ("length", 16)
-    assert secret not in str(told)
-    assert " w3" not in str(told)
+    assert seen[0]["type"] == "state"
+    assert {"tenant", "decision", "memory", "token"} <= {event["type"] for event in seen}
+    assert seen[-1]["id"] == chunks[0]["id"]
+    assert (seen[-1]["gone"], seen[-1]["tokens"]) == ("length", 16)
+    assert secret not in str(seen)
+    assert " w3" not in str(seen)
 
 
 def test_observers_are_not_too_many() -> None:
@@ -348,16 +348,18 @@ def test_health_says_when_there_is_nothing_yet(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_world_that_fails_ends_the_answers_and_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault of our own: the client is told in a word, and the server does not pretend to live."""
+    """A fault of our own: the client gets a short error, and the server does not pretend to live."""
     with running() as local, local.client() as client:
         monkeypatch.setattr(local.engine, "decode", lambda *a: 1 / 0)
         *_, broken, end = streamed(client, chat())
         assert (broken["error"]["code"], end) == ("engine_failed", "[DONE]")
         assert "division" not in str(broken)
-        assert isinstance(local.hub.failure, ZeroDivisionError)
+        assert isinstance(local.bridge.failure, ZeroDivisionError)
 
 
-def test_whom_the_world_gives_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_of_a_tenant_that_the_world_gives_up_gets_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An answer at which every engine fails ends with a word, and the next one is served."""
     with running() as local, local.client() as client:
         decode = local.engine.decode
@@ -368,14 +370,14 @@ def test_whom_the_world_gives_up_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(local.engine, "decode", fail)
         *_, broken, end = streamed(client, chat())
         assert (broken["error"]["code"], end) == ("engine_failed", "[DONE]")
-        assert local.hub.kills == 3
+        assert local.bridge.kills == 3
         monkeypatch.setattr(local.engine, "decode", decode)
         assert streamed(client, chat())[-1] == "[DONE]"
-        assert local.hub.waiting() == local.hub.running() == 0
+        assert local.bridge.waiting() == local.bridge.running() == 0
 
 
 def test_a_budget_that_is_set_while_the_model_loads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set before the world was there, it is the first thing that it hears."""
+    """Set before the world was there, it is the first call that it receives."""
     opened = LiveWorld.__init__
 
     def slow(world: LiveWorld, *arguments: Any, **options: Any) -> None:
@@ -400,15 +402,15 @@ def test_a_budget_that_is_set_while_the_model_loads_counts(monkeypatch: pytest.M
 
 
 def test_an_answer_that_is_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever lets more records pile up than there is room for has lost the answer, and the hub has not."""
+    """A client that leaves more records unread than the limit loses its answer; the server goes on."""
     with running(limits=Limits(backlog=4)) as local, local.client() as client:
-        heard = Telling._heard
+        next_record = Delivery._next_record
 
-        async def late(telling: Telling, deadline_s: float) -> Any:
+        async def late(delivery: Delivery, deadline_s: float) -> Any:
             await asyncio.sleep(0.05)
-            return await heard(telling, deadline_s)
+            return await next_record(delivery, deadline_s)
 
-        monkeypatch.setattr(Telling, "_heard", late)
+        monkeypatch.setattr(Delivery, "_next_record", late)
         *_, broken, end = streamed(client, chat(max_tokens=200))
         assert (broken["error"]["code"], end) == ("too_slow", "[DONE]")
         wait_until(lambda: not local.engine.holds())
