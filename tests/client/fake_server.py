@@ -117,7 +117,7 @@ class FakeServer:
 
     async def set_budget(self, request: Request) -> Response:
         if request.headers.get("authorization") != f"Bearer {ADMIN}":
-            return _error(403, "the admin token is wrong")
+            return _error(403, "admin token required")
         budget = (await request.json())["budget"]
         self.budget = budget if isinstance(budget, int) else parse_size(budget)
         return JSONResponse({"source": "manual", "budget_bytes": self.budget})

@@ -1,4 +1,4 @@
-"""The page, in a headless browser: against a server that speaks the wire from made-up facts, and the real one."""
+"""The page, in a headless browser: against a fake server with made-up facts, and the real one."""
 
 from __future__ import annotations
 
@@ -81,19 +81,19 @@ def until(condition: Callable[[], object], within_s: float = 20) -> None:
         time.sleep(0.01)
 
 
-# --- an answer and its seams ---
+# --- an answer and its switches ---
 
 
-def test_a_cut_in_the_middle_of_an_answer_is_a_seam(fake: FakeServer, visit: Callable[..., object]) -> None:
-    """Words are marked by the rung that wrote them, the seam says what it cost, and not a word is lost."""
+def test_a_cut_in_the_middle_of_an_answer_is_a_switch(fake: FakeServer, visit: Callable[..., object]) -> None:
+    """Words are marked by the rung that wrote them, the switch has its cost, and not a word is lost."""
     page = visit(unlocked(fake))
     page.get_by_label("Tokens").fill("40")
     page.get_by_role("button", name="Ask", exact=True).click()
     answer = page.get_by_role("article", name="1 · foreground")
     expect(answer.locator(".words.r0")).to_contain_text("operating system")
     page.get_by_role("button", name="Room for tier1").click()
-    seam = answer.locator(".seam.switch")
-    expect(seam).to_have_text("⇆ tier0 → tier1 project · 260 ms · 79 % FLOPs saved")
+    switch = answer.locator(".lever.switch")
+    expect(switch).to_have_text("⇆ tier0 → tier1 project · 260 ms · 79 % FLOPs saved")
     expect(answer.locator(".words.r1")).not_to_be_empty()
     expect(answer.locator(".badge")).to_have_text("done")
     expect(answer.locator(".closing")).to_contain_text("40 tokens")
@@ -115,7 +115,7 @@ def test_the_table_of_switches_compares_prediction_and_measurement(
     page.get_by_role("button", name="Ask", exact=True).click()
     expect(page.locator("article .words.r0")).not_to_be_empty()
     page.get_by_role("button", name="Room for tier2").click()
-    page.get_by_text("What the switches cost").click()
+    page.get_by_text("Cost of the switches").click()
     cells = page.get_by_role("row").nth(1).get_by_role("cell")
     expect(cells).to_have_text(
         ["tier0 → tier2", "project", "260.4", "250.0", "0.012", "0.010", "79 %", "0.81"]
@@ -134,8 +134,8 @@ def test_a_model_that_does_not_chat_is_given_a_beginning(
 ) -> None:
     fake.pace, fake.chats = 0.0, False
     page = visit(unlocked(fake))
-    page.get_by_label("A beginning").fill("Once")
-    page.get_by_role("button", name="Go on", exact=True).click()
+    page.get_by_label("Beginning of a text").fill("Once")
+    page.get_by_role("button", name="Continue", exact=True).click()
     expect(page.locator(".badge")).to_have_text("done")
     assert [body["prompt"] for body in fake.requests] == ["Once"]
 
@@ -147,7 +147,7 @@ def test_a_refusal_is_shown_where_the_answer_would_be(browser: object) -> None:
         page.goto(unlocked(fake))
         page.get_by_role("button", name="Ask", exact=True).click()
         expect(page.locator(".badge")).to_have_text("failed")
-        expect(page.locator(".closing")).to_have_text("the queue is full Try again in 2 s.")
+        expect(page.locator(".closing")).to_have_text("the queue is full; try again in 2 s")
         expect(page.get_by_role("button", name="Ask", exact=True)).to_be_enabled()
         page.context.close()
 
@@ -172,8 +172,8 @@ def test_three_tenants_park_and_go_on(fake: FakeServer, visit: Callable[..., obj
     assert [body["molt"]["kind"] for body in fake.requests] == ["batch", "batch", "foreground"]
     fake.budget = MIB
     expect(badges).to_have_text(["parked"] * 3)
-    expect(page.locator(".seam.park")).to_have_count(3)
-    expect(page.locator("#room")).to_contain_text("too much")
+    expect(page.locator(".lever.park")).to_have_count(3)
+    expect(page.locator("#room")).to_contain_text("over budget")
     fake.budget = 40 * MIB
     expect(badges).to_have_text(["writing on tier0"] * 3)
     page.get_by_role("button", name="Stop answer 2").click()
@@ -257,7 +257,7 @@ def test_without_a_token_the_budget_is_locked_and_says_why(
         page.get_by_role("combobox", name="Budget follows"),
     ):
         expect(control).to_be_disabled()
-        expect(control).to_have_accessible_description(re.compile("changed with the admin token"))
+        expect(control).to_have_accessible_description(re.compile("Admin token required"))
     page.get_by_label("Admin token").fill(ADMIN)
     page.get_by_role("button", name="Unlock the budget").click()
     page.get_by_role("button", name="Room for tier1").click()
@@ -269,7 +269,7 @@ def test_a_wrong_token_locks_the_budget_again(browser: object, fake: FakeServer)
     page = browser.new_context().new_page()  # type: ignore[attr-defined]
     page.goto(f"{fake.url}/#admin=wrong")
     page.get_by_role("button", name="Room for tier1").click()
-    expect(page.locator("#reason")).to_have_text("the admin token is wrong")
+    expect(page.locator("#reason")).to_have_text("admin token required")
     expect(page.get_by_role("button", name="Room for tier1")).to_be_disabled()
     assert fake.budget == 40 * MIB
     page.context.close()
@@ -310,7 +310,7 @@ def test_without_that_token_the_page_asks_for_one(browser: object, fake: FakeSer
     page.context.close()
 
 
-# --- everybody can use it ---
+# --- accessibility ---
 
 
 def test_everything_can_be_done_with_the_keyboard(fake: FakeServer, visit: Callable[..., object]) -> None:
@@ -346,12 +346,12 @@ def _tab_to(page: object, label: str) -> bool:
     return page.evaluate("document.activeElement.ariaLabel") == label  # type: ignore[attr-defined]
 
 
-def test_what_happens_is_told_politely(fake: FakeServer, visit: Callable[..., object]) -> None:
+def test_events_are_announced_politely(fake: FakeServer, visit: Callable[..., object]) -> None:
     """One live region for answers, filled now and then, not at every token."""
     page = visit(unlocked(fake))
     page.evaluate("""() => {
-        window.told = [];
-        new MutationObserver(() => told.push(document.querySelector('#live').textContent))
+        window.announced = [];
+        new MutationObserver(() => announced.push(document.querySelector('#live').textContent))
             .observe(document.querySelector('#live'), {childList: true, characterData: true, subtree: true});
     }""")
     page.get_by_label("Tokens").fill("60")
@@ -359,9 +359,9 @@ def test_what_happens_is_told_politely(fake: FakeServer, visit: Callable[..., ob
     expect(page.locator("article .words.r0")).not_to_be_empty()
     page.get_by_role("button", name="Room for tier1").click()
     expect(page.locator("#live")).to_contain_text("60 tokens", timeout=20_000)
-    told = page.evaluate("told")
-    assert len(told) <= 3
-    assert "Answer 1: tier0 → tier1 project · 260 ms" in " ".join(told)
+    announced = page.evaluate("announced")
+    assert len(announced) <= 3
+    assert "Answer 1: tier0 → tier1 project · 260 ms" in " ".join(announced)
     assert page.locator("#live").get_attribute("aria-live") == "polite"
 
 
@@ -372,9 +372,9 @@ def test_a_phone_is_wide_enough(fake: FakeServer, visit: Callable[..., object], 
     page.get_by_role("button", name="Ask as three tenants").click()
     expect(page.locator("article .words.r0")).to_have_count(3)
     page.get_by_role("button", name="Room for tier2").click()
-    expect(page.locator(".seam.switch")).to_have_count(3)
+    expect(page.locator(".lever.switch")).to_have_count(3)
     widths.append(page.evaluate("document.documentElement.scrollWidth"))
-    page.get_by_text("What the switches cost").first.click()
+    page.get_by_text("Cost of the switches").first.click()
     page.get_by_text("How to read this page").click()
     widths.append(page.evaluate("document.documentElement.scrollWidth"))
     assert widths == [360, 360, 360]
@@ -383,7 +383,7 @@ def test_a_phone_is_wide_enough(fake: FakeServer, visit: Callable[..., object], 
         ".filter(e => e.checkVisibility()).map(e => e.offsetHeight))"
     )
     assert smallest >= 40
-    last = page.locator(".seam.switch").last
+    last = page.locator(".lever.switch").last
     last.scroll_into_view_if_needed()
     assert page.locator("#memory").bounding_box()["y"] == 0, "memory stays in sight"
 
@@ -432,7 +432,7 @@ CONTRASTS = """() => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_has_contrast_enough(fake: FakeServer, visit: Callable[..., object], scheme: str) -> None:
-    """WCAG AA: 4.5 to 1 for each text there is, among them a parked answer, its seams, and a budget overrun."""
+    """WCAG AA: 4.5 to 1 for each text there is, among them a parked answer, its levers, and a budget overrun."""
     page = visit(unlocked(fake), color_scheme=scheme, reduced_motion="reduce")
     page.get_by_label("Tokens").fill("4000")
     page.get_by_role("button", name="Ask as three tenants").click()
@@ -443,7 +443,7 @@ def test_every_text_has_contrast_enough(fake: FakeServer, visit: Callable[..., o
     page.get_by_role("button", name="Stop answer 1").click()
     fake.budget = MIB
     expect(page.locator(".badge")).to_have_text(["parked", "parked", "stopped"])
-    expect(page.locator("#room")).to_contain_text("too much")
+    expect(page.locator("#room")).to_contain_text("over budget")
     page.get_by_text("How to read this page").click()
     contrasts = page.evaluate(CONTRASTS)
     assert {"SPAN.words r0", "SPAN.words r2", "SPAN.cost", "DD.", "SPAN.room over"} <= set(contrasts)
@@ -493,10 +493,10 @@ def test_the_real_server_shows_a_switch(
     url, admin = real
     page = visit(f"{url}/#admin={admin}")
     page.get_by_label("Tokens").fill("1200")
-    page.get_by_role("button", name="Go on", exact=True).click()
+    page.get_by_role("button", name="Continue", exact=True).click()
     expect(page.locator("article .words.r0").first).not_to_be_empty()
     page.get_by_role("button", name="Room for tier1").click()
-    expect(page.locator(".seam.switch").first).to_contain_text("⇆ tier0 → tier1 project")
+    expect(page.locator(".lever.switch").first).to_contain_text("⇆ tier0 → tier1 project")
     expect(page.locator("article .words.r1").first).not_to_be_empty()
     expect(page.locator("#usage")).not_to_have_text("–")
     page.get_by_role("button", name="Stop answer 1").click()

@@ -1,17 +1,17 @@
-// One answer on its way: its words by rung, its seams, its state. Text of models only ever becomes textContent.
+// One answer while it is produced: its words by rung, its levers, its state. Text of models only becomes textContent.
 
 import { answer, duration, percent } from "./wire.js";
 
-/** How the levers look: a glyph, what the tenant's state becomes, and what happened, in words. */
+/** The look of the levers: a glyph, the state of the answer after it, and a description. */
 export const LEVERS = {
   switch: ["⇆", "writing", (m) => `${m.from} → ${m.to}`],
-  park: ["‖", "parked", () => "parked: attention state kept, weights gone"],
+  park: ["‖", "parked", () => "parked: KV cache kept, weights released"],
   resume: ["▸", "writing", (m) => `resumed${m.rung ?? m.to ? ` on ${m.rung ?? m.to}` : ""}`],
-  defer: ["…", "deferred", () => "deferred: waiting for room"],
+  defer: ["…", "deferred", () => "deferred: waits for memory"],
   admit: ["→", "reading", (m) => `admitted${m.rung ? ` on ${m.rung}` : ""}`],
-  spill: ["↧", "spilled", () => "spilled: attention state on disk"],
+  spill: ["↧", "spilled", () => "spilled: KV cache on disk"],
   restore: ["↥", "parked", () => "restored from disk"],
-  shed: ["−", "shed", () => "shed: oldest context forgotten"],
+  shed: ["−", "shed", () => "shed: oldest context dropped"],
   restarted: ["↻", "reading", () => "restarted from the beginning"],
   healed: ["✓", null, () => "healed"],
 };
@@ -21,11 +21,11 @@ const SAMPLING = { temperature: 0.8, top_p: 0.95 };
 
 const known = (value) => value !== undefined && value !== null;
 
-/** What a switch cost, in words. */
+/** The cost of a switch, in words. */
 export function costOf(molt) {
-  const told = [molt.kind, known(molt.ms) && duration(molt.ms)];
-  if (known(molt.flops_saved)) told.push(`${percent(molt.flops_saved)} FLOPs saved`);
-  return told.filter(Boolean).join(" · ");
+  const facts = [molt.kind, known(molt.ms) && duration(molt.ms)];
+  if (known(molt.flops_saved)) facts.push(`${percent(molt.flops_saved)} FLOPs saved`);
+  return facts.filter(Boolean).join(" · ");
 }
 
 function pressureOf({ pressure }) {
@@ -41,7 +41,7 @@ function element(name, style, text) {
 
 export class Answer {
   #abort = new AbortController();
-  #run = null; // the span that words of the present rung go into
+  #run = null; // the span for words of the present rung
   #rung = null;
   #counts = new Map();
   #bars = new Map();
@@ -52,9 +52,9 @@ export class Answer {
   #began = performance.now();
   #firstAfter = null;
 
-  /** `styleOf` gives the class of a rung; `tell` hears (event, answer) for the chart and the live region. */
-  constructor({ number, prompt, kind, tokens, model, chats, token, styleOf, tell }) {
-    Object.assign(this, { number, prompt, kind, tokens, model, chats, token, styleOf, tell });
+  /** `styleOf` gives the class of a rung; `report` takes (event, answer), for the chart and the live region. */
+  constructor({ number, prompt, kind, tokens, model, chats, token, styleOf, report }) {
+    Object.assign(this, { number, prompt, kind, tokens, model, chats, token, styleOf, report });
     this.#build();
   }
 
@@ -68,10 +68,10 @@ export class Answer {
 
   async run() {
     const path = this.chats ? "/v1/chat/completions" : "/v1/completions";
-    const asked = this.chats ? { messages: [{ role: "user", content: this.prompt }] } : { prompt: this.prompt };
+    const prompt = this.chats ? { messages: [{ role: "user", content: this.prompt }] } : { prompt: this.prompt };
     const body = {
       model: this.model,
-      ...asked,
+      ...prompt,
       ...SAMPLING,
       max_tokens: this.tokens,
       molt: { kind: this.kind },
@@ -82,7 +82,7 @@ export class Answer {
     } catch (error) {
       if (error.name === "AbortError") this.#finish("stopped", this.#closing());
       else {
-        const retry = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
+        const retry = error.retryAfter ? `; try again in ${error.retryAfter} s` : "";
         this.#finish("failed", `${error.message}${retry}`);
       }
     }
@@ -92,7 +92,7 @@ export class Answer {
     if (molt.event === "summary") this.#summary = molt;
     else if (molt.event in LEVERS) this.#lever(molt);
     else if (molt.event === "token") this.#token(text, molt.rung);
-    else if (text) this.#write(text, molt.rung ?? this.#rung); // was held back: its tokens have been counted
+    else if (text) this.#write(text, molt.rung ?? this.#rung); // was withheld: its tokens have been counted
   }
 
   #token(text, rung) {
@@ -118,24 +118,24 @@ export class Answer {
   #lever(molt) {
     const [glyph, state, words] = LEVERS[molt.event];
     if (state) this.#state(state, molt.event === "switch" ? `writing on ${molt.to}` : state);
-    if (molt.event === "admit") return; // the first word shows where it began
-    const mark = element("span", `seam ${molt.event}`);
+    if (molt.event === "admit") return; // the first word shows the rung
+    const mark = element("span", `lever ${molt.event}`);
     mark.append(element("b", "", `${glyph} ${words(molt)}`));
     if (molt.event === "switch") {
       this.#switches.push(molt);
       mark.append(element("span", "cost", ` ${costOf(molt)}`));
       mark.style.setProperty("--from", `var(--${this.styleOf(molt.from)})`);
       mark.style.setProperty("--to", `var(--${this.styleOf(molt.to)})`);
-      this.#addSeamRow(molt);
+      this.#addSwitchRow(molt);
     }
     this.caret.before(mark);
     this.#follow();
     this.#run = null;
-    const shown = molt.event === "healed" ? null : glyph; // so soon after its switch that the two would be one
-    this.tell({ glyph: shown, event: molt.event, words: `${words(molt)} ${molt.event === "switch" ? costOf(molt) : ""}`.trim() }, this);
+    const shown = molt.event === "healed" ? null : glyph; // too soon after its switch for a mark of its own
+    this.report({ glyph: shown, event: molt.event, words: `${words(molt)} ${molt.event === "switch" ? costOf(molt) : ""}`.trim() }, this);
   }
 
-  /** Keep the end in sight of those who look at it; once a frame, as it costs a layout. */
+  /** Keep the end in sight if it was; at most once a frame, as it costs a layout. */
   #follow() {
     if (this.#following || !this.#atEnd) return;
     this.#following = true;
@@ -151,11 +151,11 @@ export class Answer {
   }
 
   #closing() {
-    const told = this.#summary ?? {};
-    const rungs = told.rungs ?? Object.fromEntries(this.#counts);
-    const count = told.tokens ?? [...this.#counts.values()].reduce((a, b) => a + b, 0);
-    const switches = told.switches?.length ?? this.#switches.length;
-    const cost = told.switch_ms ?? this.#switches.reduce((sum, { ms }) => sum + (ms ?? 0), 0);
+    const summary = this.#summary ?? {};
+    const rungs = summary.rungs ?? Object.fromEntries(this.#counts);
+    const count = summary.tokens ?? [...this.#counts.values()].reduce((a, b) => a + b, 0);
+    const switches = summary.switches?.length ?? this.#switches.length;
+    const cost = summary.switch_ms ?? this.#switches.reduce((sum, { ms }) => sum + (ms ?? 0), 0);
     const parts = [`${count} ${count === 1 ? "token" : "tokens"}`];
     if (count) parts.push(Object.entries(rungs).map(([rung, n]) => `${rung} ${n}`).join(", "));
     parts.push(switches ? `${switches} ${switches === 1 ? "switch" : "switches"}, ${duration(cost)}` : "no switch");
@@ -171,7 +171,7 @@ export class Answer {
     this.caret.remove();
     if (document.activeElement === this.button) this.card.focus();
     this.button.remove();
-    this.tell({ event: state, words: `${state}. ${words}` }, this);
+    this.report({ event: state, words: `${state}. ${words}` }, this);
   }
 
   #build() {
@@ -213,10 +213,10 @@ export class Answer {
     }
   }
 
-  #addSeamRow(molt) {
+  #addSwitchRow(molt) {
     if (!this.rows) {
-      const details = element("details", "seams");
-      details.append(element("summary", "", "What the switches cost"));
+      const details = element("details", "switches");
+      details.append(element("summary", "", "Cost of the switches"));
       const scroll = details.appendChild(element("div", "scroll"));
       const table = scroll.appendChild(element("table"));
       const names = table.appendChild(element("thead")).appendChild(element("tr"));

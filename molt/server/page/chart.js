@@ -1,5 +1,5 @@
 // Memory and budget over the last minute. Bands are stacked from the bottom, as in the reports: weights by rung,
-// scratch, caches, what is on its way, the rest. What the budget forbids is shaded from above.
+// scratch, caches, memory in transit, the rest. The area above the budget is shaded.
 
 const WIDTH = 1000;
 const HEIGHT = 200;
@@ -67,7 +67,7 @@ export class Chart {
     this.reach(1.08 * sample.usage_bytes);
   }
 
-  /** Put a sign at a moment. */
+  /** Mark a moment with a glyph. */
   mark(glyph, style, at) {
     const last = this.#marks.findLast(({ sign }) => sign.className === style);
     if (last && at - last.at < SAME_MS) return;
@@ -78,7 +78,7 @@ export class Chart {
     this.#marks.push({ sign, at });
   }
 
-  /** Where each rung begins to fit: [[name, bytes]]. */
+  /** Show the smallest budget for each rung: [[name, bytes]]. */
   showNeeds(needs) {
     const shown = JSON.stringify([needs, this.#top]);
     if (shown === this.#shownNeeds) return;

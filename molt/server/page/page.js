@@ -1,4 +1,4 @@
-// The page: what the server is (state), what it does (events), and what the people before it ask of it.
+// The page: the state of the server, its events, and the requests of its users.
 
 import { Answer } from "./answer.js";
 import { Chart, KIND_NAMES, bandsOf, total } from "./chart.js";
@@ -9,9 +9,9 @@ const DRAW_MS = 100;
 const RETRY_MS = 1_000;
 const SEND_MS = 120;
 const HELD_MS = 800;
-const TELL_MS = 3_000;
+const ANNOUNCE_MS = 3_000;
 const DECISIONS_KEPT = 60;
-const SPIKE = [["0s", 0], ["2s", 1], ["6s", 2], ["10s", 0]]; // an app is opened: when, and the rung there is then room for
+const SPIKE = [["0s", 0], ["2s", 1], ["6s", 2], ["10s", 0]]; // opening an app: the time, and the rung that there is room for then
 const SOURCES = {
   manual: "this page",
   cgroup: "the control group",
@@ -23,7 +23,7 @@ const QUESTIONS = [
   "Describe how a version control system keeps the history of a file.",
   "Write about what a program should do when the disk is full.",
 ];
-const BEGINNINGS = [ // for a model that does not chat: it goes on with a text
+const BEGINNINGS = [ // for a model that does not chat: it continues a text
   "Memory\n\nAn operating system gives memory to the programs that ask for it. When there is not enough of it, the " +
     "system takes memory back from programs that run in the background. When memory is short, the kernel",
   "Working with branches\n\nA branch is a movable name for a commit. Because a branch is only a name, creating one is " +
@@ -40,9 +40,9 @@ let model = null;
 let chats = true;
 let sample = null; // the newest {usage_bytes, budget_bytes, parts}
 let chart = null;
-let defaultBudget = null; // what the server began with
-let token = null; // of the administrator
-let key = null; // what the server wants of everybody, if it does; the administrator's will do
+let defaultBudget = null; // the budget at the start of the server
+let token = null; // the admin token
+let key = null; // required from clients, if any is; the admin token is accepted too
 let answers = [];
 
 const rungNames = () => ladder.map(({ name }) => name);
@@ -55,13 +55,13 @@ function styleOf(rung) {
 
 // --- memory ---
 
-/** The budget from which on each rung fits beside the caches there are, [[name, bytes]]. */
+/** The smallest budget at which each rung fits beside the present caches, [[name, bytes]]. */
 function needs() {
   const caches = total(sample.parts.kv);
   return ladder.map(({ name, resident_bytes: bytes }) => [name, bytes + caches]);
 }
 
-/** A budget with room for rung `index` and not for the one above it; for the largest, what the server began with. */
+/** A budget with room for rung `index` and not for the one above it; for the largest, the budget at the start. */
 function budgetFor(index) {
   if (index === 0) return defaultBudget;
   const here = needs()[index][1];
@@ -82,7 +82,7 @@ function showSample() {
   const { usage_bytes: usage, budget_bytes: budget } = sample;
   $("usage").textContent = size(usage);
   $("allowed").textContent = size(budget);
-  $("room").textContent = usage > budget ? `${size(usage - budget)} too much` : percent(usage / budget);
+  $("room").textContent = usage > budget ? `${size(usage - budget)} over budget` : percent(usage / budget);
   $("room").classList.toggle("over", usage > budget);
   if (!dragging && performance.now() > heldUntil) showBudget(budget);
   showParts();
@@ -94,10 +94,10 @@ function showBudget(budget) {
   const slider = $("budget");
   slider.max = chart.top;
   slider.value = Math.min(budget, chart.top);
-  sayBudget(budget);
+  describeBudget(budget);
 }
 
-function sayBudget(budget) {
+function describeBudget(budget) {
   const fits = largestThatFits(budget);
   $("budget").setAttribute("aria-valuetext", `${size(budget)}, ${fits ? `room for ${fits}` : "no rung fits"}`);
 }
@@ -141,7 +141,7 @@ function draw(now) {
 // --- the budget ---
 
 let dragging = false;
-let heldUntil = 0; // until then the slider shows what was asked for, not yet what is
+let heldUntil = 0; // until then the slider shows the requested budget, not the present one
 let wanted = null;
 let sending = false;
 
@@ -159,7 +159,7 @@ async function sendBudget(bytes) {
   sending = false;
 }
 
-/** Ask for something that only an admin may; a refusal is shown. */
+/** Send a request that needs the admin token; a refusal is shown. */
 async function admin(path, body) {
   try {
     const { source } = await (await post(path, body, { token })).json();
@@ -193,7 +193,7 @@ function showLock() {
   const locked = token === null;
   for (const control of [$("budget"), $("follow"), ...$("fits").children]) control.disabled = locked;
   $("unlock").hidden = !locked;
-  explain(locked ? "The budget is changed with the admin token. `molt serve` prints a link that has it." : "");
+  explain(locked ? "Admin token required to change the budget: `molt serve` prints a link that contains it." : "");
 }
 
 function buildFits() {
@@ -220,7 +220,7 @@ function fitButton(words, act, style = "") {
   return button;
 }
 
-/** Tokens come behind the #, which is never sent; they leave the address bar and stay for as long as the tab. */
+/** Tokens stand behind the #, which is never sent; they leave the address bar and stay as long as the tab is open. */
 function readTokens() {
   const fragment = new URLSearchParams(location.hash.slice(1));
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
@@ -243,7 +243,7 @@ function ask(prompt, kind) {
     chats,
     token: key,
     styleOf,
-    tell,
+    report,
   });
   answers.push(made);
   $("empty").hidden = true;
@@ -264,9 +264,9 @@ const examples = () => (chats ? QUESTIONS : BEGINNINGS);
 function showExample() {
   [$("prompt").value] = examples();
   if (chats) return;
-  $("asking").textContent = "A beginning, which the model goes on with (it was not taught to chat)";
-  $("ask-one").textContent = "Go on";
-  $("ask-three").textContent = "Go on as three tenants";
+  $("asking").textContent = "Beginning of a text, which the model continues (it is not trained to chat)";
+  $("ask-one").textContent = "Continue";
+  $("ask-three").textContent = "Continue as three tenants";
 }
 
 function onAsk(event) {
@@ -284,20 +284,20 @@ function askThree() {
   ask(own, "foreground");
 }
 
-// --- telling ---
+// --- announcing ---
 
-const untold = [];
+const unannounced = [];
 
-function tell({ glyph, event, words }, answer) {
+function report({ glyph, event, words }, answer) {
   if (glyph) chart.mark(glyph, event, performance.now());
-  untold.push(`Answer ${answer.number}: ${words}`);
+  unannounced.push(`Answer ${answer.number}: ${words}`);
 }
 
 setInterval(() => {
-  if (untold.length) $("live").textContent = untold.splice(0).join(". ");
-}, TELL_MS);
+  if (unannounced.length) $("live").textContent = unannounced.splice(0).join(". ");
+}, ANNOUNCE_MS);
 
-/** Fields of a decision in words, whatever it has. */
+/** The fields of a decision, in words. */
 function wordsOf(decision) {
   const { type, at_ms: at, lever, kind, ...rest } = decision;
   const shown = Object.entries(rest)
@@ -313,22 +313,22 @@ function note(decision) {
   while ($("decisions").children.length > DECISIONS_KEPT) $("decisions").lastChild.remove();
 }
 
-/** Follow the events, and begin again where they break off. */
+/** Follow the events; connect again when they break off. */
 async function watch() {
   for (;;) {
     try {
       const response = await get("/molt/events", key);
       showConnection("live");
-      for await (const data of dataOf(response)) hear(JSON.parse(data));
+      for await (const data of dataOf(response)) onEvent(JSON.parse(data));
     } catch (error) {
-      if (!(error instanceof TypeError || error instanceof Refusal)) throw error; // what fetch throws, and the server says
+      if (!(error instanceof TypeError || error instanceof Refusal)) throw error; // thrown by fetch, and for an answer of the server
     }
     showConnection("reconnecting");
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
   }
 }
 
-function hear(event) {
+function onEvent(event) {
   if (event.type === "memory" || event.type === "state") take(event);
   else if (event.type === "decision") note(event);
 }
@@ -378,7 +378,7 @@ function listen() {
   const move = (still) => {
     dragging = still;
     heldUntil = performance.now() + HELD_MS;
-    sayBudget(slider.valueAsNumber);
+    describeBudget(slider.valueAsNumber);
     sendBudget(slider.valueAsNumber);
   };
   slider.addEventListener("input", () => move(true));
@@ -398,7 +398,7 @@ async function start() {
   try {
     await begin();
   } catch (error) {
-    showConnection("no answer");
+    showConnection("not connected");
     explain(error.message);
     $("unlock").hidden = error.status !== 401;
     if (error.status === 401) key = null;

@@ -1,4 +1,4 @@
-// What the server says, read off the wire. Nothing here touches the document.
+// Requests to the server and its answers. Nothing here touches the document.
 
 /** Text of every event of a server-sent stream; the last one of a completion is "[DONE]". */
 export async function* dataOf(response) {
@@ -20,7 +20,7 @@ export async function* dataOf(response) {
   }
 }
 
-/** A refusal of the server, in its own words. `retryAfter` is in seconds, where it named a time. */
+/** An error answer of the server, with its message. `retryAfter` is in seconds, if the server sent a time. */
 export class Refusal extends Error {
   constructor(message, status, retryAfter) {
     super(message);
@@ -36,7 +36,7 @@ async function request(path, token, options = {}) {
   return response;
 }
 
-/** GET what there is at a path; throws a Refusal for any status but 2xx. `token` is what the server wants, if anything. */
+/** GET a path; throws a Refusal for any status but 2xx. `token` is the one required from clients, if any. */
 export const get = (path, token) => request(path, token);
 
 /** POST a JSON body; throws a Refusal for any status but 2xx. */
@@ -46,8 +46,8 @@ export function post(path, body, { token, signal } = {}) {
 }
 
 async function refusalOf(response) {
-  const told = await response.json().catch(() => null);
-  const message = told?.error?.message ?? `The server answered ${response.status}.`;
+  const body = await response.json().catch(() => null);
+  const message = body?.error?.message ?? `the server answered with status ${response.status}`;
   return new Refusal(message, response.status, Number(response.headers.get("retry-after")) || null);
 }
 
@@ -64,7 +64,7 @@ export async function* answer(path, body, { token, signal }) {
     const choice = chunk.choices?.[0];
     yield { text: choice?.delta?.content ?? choice?.text ?? "", molt: chunk.molt ?? {}, finish: choice?.finish_reason ?? null };
   }
-  throw new Refusal("The connection broke off before the answer was complete.", 0, null);
+  throw new Refusal("the connection broke off before the answer was complete", 0, null);
 }
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
