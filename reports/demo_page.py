@@ -43,8 +43,8 @@ def page(session: Session) -> str:
     )
     rows = tuple(_row(switch) for switch in session.summary["switches"])
     switches = {
-        "title": "What the switches cost",
-        "note": "As the server told it in the stream.",
+        "title": "Cost of the switches",
+        "note": "As the server reported it in the stream.",
         "table": markdown(Grid("", "", HEADERS, rows)),
     }
     return template().render(

@@ -1,6 +1,6 @@
-"""``molt chat``: talk to a server in a terminal, and see which rung wrote which word.
+"""``molt chat``: talk to a server in a terminal and see which rung wrote which word.
 
-Where the output is no terminal, the text is the same without colours. Ctrl-C ends the answer, not the program.
+If the output is not a terminal, the text is the same without colours. Ctrl-C ends the answer, not the program.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from rich.text import Text
 from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, Part, Served, ServerError
 
 STYLES = ("bold blue", "green", "italic yellow", "magenta", "cyan", "bright_black")
-"""How the words of a rung look, from the largest on; a form beside the colour for the first and the third."""
+"""The style of each rung's words, from the largest on; the first and the third also differ in form."""
 
-HELP = "Ctrl-C ends an answer, /new forgets the conversation, /quit or Ctrl-D leaves."
+HELP = "Ctrl-C ends an answer, /new begins a new conversation, /quit or Ctrl-D leaves."
 
 
 def shown_ms(ms: float) -> str:
@@ -26,35 +26,35 @@ def shown_ms(ms: float) -> str:
 
 
 def printable(text: str) -> str:
-    """A model's text without what a terminal would obey."""
+    """A model's text without control characters, which a terminal would obey."""
     return "".join(char if char.isprintable() or char in "\n\t\u200d" else "\ufffd" for char in text)
 
 
-def seam(lever: Lever) -> str:
-    """What was done to the answer, as a line: ``⇆ tier0 → tier1 (project, 260 ms, …)``."""
-    told = lever.fields
-    pressure = told.get("pressure") or {}
+def lever_line(lever: Lever) -> str:
+    """What the scheduler did with the answer, as a line: ``⇆ tier0 → tier1 (project, 260 ms, …)``."""
+    fields = lever.fields
+    pressure = fields.get("pressure") or {}
     share = pressure["usage_bytes"] / pressure["budget_bytes"] if pressure.get("budget_bytes") else None
     facts = [f"pressure {share:.2f}"] if share is not None else []
     if lever.event != "switch":
-        where = [f"on {told['rung']}"] if told.get("rung") else []
+        where = [f"on {fields['rung']}"] if fields.get("rung") else []
         return f"· {' '.join([lever.event, *where])}" + (f" ({', '.join(facts)})" if facts else "")
-    if (saved := told.get("flops_saved")) is not None:
+    if (saved := fields.get("flops_saved")) is not None:
         facts.insert(0, f"{100 * saved:.0f} % FLOPs saved")
-    facts[:0] = [told["kind"], shown_ms(told["ms"])]
-    return f"⇆ {told['from']} → {told['to']} ({', '.join(facts)})"
+    facts[:0] = [fields["kind"], shown_ms(fields["ms"])]
+    return f"⇆ {fields['from']} → {fields['to']} ({', '.join(facts)})"
 
 
 def closing(summary: AnswerSummary) -> str:
-    """The last line: ``[done: 40 tokens · rungs used tier0, tier1 · 1 migration costing 260 ms · killed=False]``."""
-    told = summary.fields
-    count = len(told["switches"])
-    switches = f"{count} migration{'' if count == 1 else 's'} costing {shown_ms(told['switch_ms'])}"
+    """The last line: ``[done: 40 tokens · rungs used tier0, tier1 · 1 switch costing 260 ms · killed=False]``."""
+    fields = summary.fields
+    count = len(fields["switches"])
+    switches = f"{count} {'switch' if count == 1 else 'switches'} costing {shown_ms(fields['switch_ms'])}"
     facts = [
-        f"{told['tokens']} tokens",
-        f"rungs used {', '.join(told['rungs']) or 'none'}",
-        switches if count else "no migration",
-        f"killed={told['killed']}",
+        f"{fields['tokens']} tokens",
+        f"rungs used {', '.join(fields['rungs']) or 'none'}",
+        switches if count else "no switch",
+        f"killed={fields['killed']}",
     ]
     return f"[done: {' · '.join(facts)}]"
 
@@ -71,15 +71,15 @@ class Screen:
         self._at_start = True
 
     def show(self, part: Part) -> None:
-        """Write one part as it comes."""
+        """Write one part."""
         match part:
             case AnswerToken(text, rung):
                 self._write(Text(printable(text), self._style(rung)))
                 self._at_start = text.endswith("\n") if text else self._at_start
             case Lever("admit"):
-                pass  # the first word shows where it began
+                pass  # the first word shows the rung
             case Lever():
-                self.line(seam(part), "reverse" if part.event == "switch" else "dim")
+                self.line(lever_line(part), "reverse" if part.event == "switch" else "dim")
             case AnswerSummary():
                 self.line(closing(part), "dim")
 
@@ -101,7 +101,7 @@ class Screen:
 
 
 class Conversation:
-    """Questions and answers so far; every question is sent with what came before it."""
+    """Questions and answers so far; every question is sent with all before it."""
 
     def __init__(
         self, client: Client, served: Served, screen: Screen, *, kind: str, max_tokens: int | None
@@ -112,9 +112,9 @@ class Conversation:
         self.messages: list[dict[str, str]] = []
 
     def ask(self, question: str) -> bool:
-        """Ask, show the answer as it comes, and say whether it became complete.
+        """Ask and show the answer while it arrives; whether it became complete.
 
-        Ctrl-C and a server's refusal end the answer; what came of it stays in the conversation.
+        Ctrl-C and an error of the server end the answer; the part received stays in the conversation.
         """
         asked = [*self.messages, {"role": "user", "content": question}]
         words: list[str] = []
@@ -137,7 +137,7 @@ class Conversation:
 
 
 def chat(url: str, token: str | None, *, kind: str, max_tokens: int | None, questions: Iterable[str]) -> bool:
-    """Hold a conversation; says whether every answer became complete. ``ServerError`` if there is no server."""
+    """Hold a conversation; whether every answer became complete. ``ServerError`` if there is no server."""
     console = Console(file=sys.stdout)
     with Client(url, token) as client:
         served = client.served()

@@ -1,7 +1,7 @@
-"""``molt demo``: a session that plays by itself, and shows on which rung each word was written.
+"""``molt demo``: a session that plays by itself and shows which rung wrote each word.
 
-A server is started, a question is asked, and after eight tokens the budget is cut to where the largest rung does not
-fit any more and the next one does. What is shown and saved is what came over the wire, in the order it came.
+The demo starts a server, asks a question and cuts the budget after eight tokens, so that the largest rung does not
+fit any more and the next one does. It shows and saves the stream as received.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
-from molt.client.chat import Screen, printable, seam, shown_ms
+from molt.client.chat import Screen, lever_line, printable, shown_ms
 from molt.client.chat import closing as closing_line
 from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, ServerError
 from molt.errors import InputError
@@ -36,7 +36,7 @@ BEGINNING = (
     "system takes memory back from programs that run in the background. A program that is ended in this way loses what "
     "it was doing. When memory is short, the kernel"
 )
-"""What is asked of a model that chats, and of one that goes on with a text."""
+"""The prompts for a model that chats, and for one that continues a text."""
 
 SEED = 4
 CUT_AFTER_TOKENS = 8
@@ -59,14 +59,14 @@ class TimedToken(_Strict):
 
 
 class BudgetCut(_Strict):
-    """The budget was cut: the server has taken it."""
+    """The budget was cut: the server has accepted it."""
 
     at_ms: float
     budget_bytes: int
 
 
 class TimedLever(_Strict):
-    """Something that was done to the answer, as the server told it."""
+    """What the scheduler did with the answer, as reported by the server."""
 
     at_ms: float
     molt: dict[str, Any]
@@ -76,14 +76,14 @@ Item = TimedToken | BudgetCut | TimedLever
 
 
 class Session(_Strict):
-    """What came over the wire, and where."""
+    """The stream as received, and where it was recorded."""
 
     ladder: str
     command: str
     commit: str
     machine: dict[str, Any]
     versions: dict[str, str]
-    load: float  # of the machine when it began: processes that run or wait, over the last minute
+    load: float  # of the machine at the start: processes that run or wait, over the last minute
     question: str
     items: tuple[Item, ...]
     finish_reason: str
@@ -91,7 +91,7 @@ class Session(_Strict):
 
     @property
     def holds(self) -> bool:
-        """Whether it shows what it is to show: the answer is whole, nothing was killed, the model was changed."""
+        """Whether the session shows its point: the answer is complete, no process was killed, the model was changed."""
         return self.summary["killed"] is False and bool(self.summary["switches"])
 
 
@@ -99,9 +99,9 @@ class Session(_Strict):
 
 
 def play(client: Client, admin: str, *, command: str, max_tokens: int, screen: Screen) -> Session:
-    """Ask, cut the budget after ``CUT_AFTER_TOKENS``, and show everything as it comes.
+    """Ask, cut the budget after ``CUT_AFTER_TOKENS``, and show everything as received.
 
-    Raises ``ServerError`` where the answer does not come to its end.
+    Raises ``ServerError`` if the answer stays incomplete.
     """
     served = client.served()
     budget = budget_between(list(served.resident_bytes.values()))
@@ -146,28 +146,28 @@ def play(client: Client, admin: str, *, command: str, max_tokens: int, screen: S
 
 
 class Stopwatch:
-    """Milliseconds since it was made."""
+    """Milliseconds since its creation."""
 
     def __init__(self) -> None:
         self._began_ns = time.perf_counter_ns()
 
     def ms(self) -> float:
-        """To the microsecond."""
+        """Milliseconds, to the microsecond."""
         return round((time.perf_counter_ns() - self._began_ns) / 1e6, 3)
 
 
 def budget_between(resident_bytes: Sequence[int]) -> int:
-    """Bytes at which the largest rung does not fit and the next one does, with as much room on either side."""
+    """A budget at which the largest rung does not fit and the next one does: halfway between the two."""
     if len(resident_bytes) < 2:
-        raise InputError("a ladder of one rung has nothing to change to")
+        raise InputError("the demo needs a ladder of at least two rungs")
     return (resident_bytes[0] + resident_bytes[1]) // 2
 
 
 @contextmanager
 def server(ladder: str, log: Path) -> Iterator[tuple[str, str]]:
-    """``molt serve`` of a ladder on a free port, until the block is left: its address and its admin token.
+    """``molt serve`` of a ladder on a free port for the time of a ``with`` block: its address and its admin token.
 
-    ``ServerError`` with its last line if it ends before it has an address.
+    ``ServerError`` with its last line of output if it ends before it listens.
     """
     options = ["--ladder", ladder, "--port", "0", "--log", str(log)]
     process = subprocess.Popen(  # noqa: S603
@@ -191,7 +191,7 @@ def server(ladder: str, log: Path) -> Iterator[tuple[str, str]]:
 
 
 def _address(lines: Iterable[str]) -> tuple[str, str]:
-    last = "the server said nothing"
+    last = "the server ended without a message"
     for line in lines:
         if found := _ADDRESS.search(line):
             return found["url"], found["token"]
@@ -214,7 +214,7 @@ def _wait_until_loaded(url: str) -> None:
 
 
 def demo(ladder: str, out: Path, max_tokens: int) -> bool:
-    """Play the session and save it into the folder ``out``; says whether it shows what it is to show.
+    """Play the session and save it into the folder ``out``; whether it shows its point (``Session.holds``).
 
     ``InputError`` for a ladder that cannot be used, before anything is written.
     """
@@ -242,7 +242,7 @@ def _prepare(out: Path, log: Path) -> None:
 
 
 def start_line(rung: str, ttft_ms: float, prompt_tokens: int | None = None) -> str:
-    """The first line of the session; how long the prompt was is known at its end only."""
+    """The first line of the session; the length of the prompt is known only at the end."""
     prompt = "" if prompt_tokens is None else f" · {prompt_tokens} prompt tokens"
     return f"[start on {rung}{prompt} · TTFT {shown_ms(ttft_ms)}]"
 
@@ -253,7 +253,7 @@ def cut_line(budget_bytes: int) -> str:
 
 
 def annotated(session: Session) -> str:
-    """The whole session as text: one line for everything that is not a word of the answer."""
+    """The whole session as text: levers and the budget cut stand on lines of their own."""
     first = next(item for item in session.items if isinstance(item, TimedToken))
     blocks = [start_line(first.rung, first.at_ms, session.summary.get("prompt_tokens"))]
     words = ""
@@ -271,11 +271,11 @@ def annotated(session: Session) -> str:
 
 def _lever_line(item: TimedLever) -> str:
     event = item.molt["event"]
-    return "" if event == "admit" else seam(Lever(event, item.molt))
+    return "" if event == "admit" else lever_line(Lever(event, item.molt))
 
 
 def _wrapped(words: str) -> list[str]:
-    """Lines of at most ``WIDTH``, cut at spaces, which stay: nothing is lost or added but the line ends."""
+    """Lines of at most ``WIDTH``, cut at spaces, which stay: only line ends are added."""
     lines: list[str] = []
     for paragraph in printable(words).split("\n") if words else []:
         line = ""

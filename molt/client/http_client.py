@@ -1,9 +1,9 @@
-"""A client of ``molt serve``: answers as they come, and the few things beside them that a terminal asks for.
+"""A client of ``molt serve``: streamed answers, and the few other requests that a terminal makes.
 
 Rules of this module:
 
-- Everything here is read off the wire; nothing is known of how the server works.
-- What goes wrong is a ``ServerError`` of one line: no connection, a refusal, an answer that breaks off.
+- The client uses the HTTP API alone; it imports nothing of the server.
+- Every failure is a ``ServerError`` of one line: no connection, a refusal, an answer that breaks off.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import httpx2 as http
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
-"""How long an answer may say nothing: it may be deferred or parked for as long as memory is short."""
+"""How long an answer may be silent: it is deferred or parked while memory is short."""
 
 TEMPERATURE, TOP_P = 0.8, 0.95
 PLAIN = "plain"
-"""What a server calls the format of chats where its model has none."""
+"""The server's name for the chat format of a model that does not chat."""
 
 LEVERS = frozenset(
     {"switch", "park", "resume", "defer", "admit", "spill", "restore", "shed", "restarted", "healed"}
@@ -36,7 +36,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerToken:
-    """Text and the rung that wrote it; ``counts`` is false for text that was held back and comes late."""
+    """Text and the rung that wrote it; ``counts`` is false for withheld text that comes late."""
 
     text: str
     rung: str
@@ -45,7 +45,7 @@ class AnswerToken:
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """Something that was done to the answer between two tokens; ``event`` is one of ``LEVERS``."""
+    """What the scheduler did with the answer between two tokens; ``event`` is one of ``LEVERS``."""
 
     event: str
     fields: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSummary:
-    """The end of an answer, and what it says of the whole."""
+    """The end of an answer, with its summary."""
 
     finish_reason: str
     fields: Mapping[str, Any]
@@ -64,9 +64,9 @@ Part = AnswerToken | Lever | AnswerSummary
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server serves: a ladder, whose name is the model's too, and its rungs from the largest on.
+    """The ladder of a server, whose name is the model's name, and its rungs from the largest on.
 
-    ``resident_bytes`` has what each rung takes; a model that does not chat goes on with a text instead.
+    ``resident_bytes``: the memory of each rung; a model that does not chat continues a text instead.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Served:
 
 
 class Client:
-    """A connection to a server; ``token`` is the one that users need where a server asks for one."""
+    """A connection to a server; ``token`` is the one that the server requires from clients, if any."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -102,13 +102,13 @@ class Client:
             return _checked(self._http.get(path)).json()
 
     def post(self, path: str, body: Mapping[str, Any], token: str | None = None) -> None:
-        """Ask for something; ``token`` where that needs another than the user's."""
+        """POST a JSON body; ``token`` in place of the client's, such as the admin token."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         with self._reached():
             _checked(self._http.post(path, json=body, headers=headers))
 
     def served(self) -> Served:
-        """What there is to ask."""
+        """What the server serves."""
         props = self.get("/props")
         sizes = {rung["name"]: int(rung["resident_bytes"]) for rung in props["rungs"]}
         return Served(props["model_alias"], sizes, props["chat_format"] != PLAIN)
@@ -123,12 +123,12 @@ class Client:
         seed: int | None = None,
     ) -> Generator[Part]:
         """The parts of an answer, the ``AnswerSummary`` last. Closing the generator ends the answer."""
-        asked = {"messages": list(messages)} if served.chats else {"prompt": text_of(messages)}
+        prompt = {"messages": list(messages)} if served.chats else {"prompt": text_of(messages)}
         path = "/v1/chat/completions" if served.chats else "/v1/completions"
         options = {"max_tokens": max_tokens, "seed": seed}
         body = {
             "model": served.name,
-            **asked,
+            **prompt,
             **{name: value for name, value in options.items() if value is not None},
             "temperature": TEMPERATURE,
             "top_p": TOP_P,
@@ -160,12 +160,12 @@ class Client:
 
 
 def text_of(messages: Sequence[Mapping[str, str]]) -> str:
-    """A conversation as one text, for a model that goes on with texts."""
+    """A conversation as one text, for a model that continues texts."""
     return "\n\n".join(message["content"] for message in messages)
 
 
 def part_of(chunk: Mapping[str, Any]) -> Part | None:
-    """What a chunk says, if anything; ``ServerError`` where it ends the answer with an error."""
+    """The part in a chunk, if any; ``ServerError`` if the chunk ends the answer with an error."""
     if "error" in chunk:
         raise ServerError(chunk["error"]["message"])
     molt = chunk.get("molt") or {}
@@ -188,7 +188,7 @@ def _checked(response: http.Response) -> http.Response:
     try:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = f"the server answered {response.status_code}"
+        message = f"the server answered with status {response.status_code}"
     if "retry-after" in response.headers:
         message += f"; try again in {response.headers['retry-after']} s"
     raise ServerError(message)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from molt.client.chat import Conversation, Screen, closing, printable, seam
+from molt.client.chat import Conversation, Screen, closing, lever_line, printable
 from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, Part, ServerError
 from tests.client.fake_server import SWITCH, FakeServer, lever, serving, token
 
@@ -52,8 +52,8 @@ def plain_screen() -> tuple[Screen, io.StringIO]:
 
 def test_an_answer_is_tokens_levers_and_a_summary(fake: FakeServer) -> None:
     fake.script = SCRIPT
-    said, switch, more, last = parts(fake)
-    assert (said, more) == (AnswerToken("One", "tier0"), AnswerToken(" two", "tier1"))
+    first, switch, more, last = parts(fake)
+    assert (first, more) == (AnswerToken("One", "tier0"), AnswerToken(" two", "tier1"))
     assert isinstance(switch, Lever)
     assert (switch.event, switch.fields["ms"]) == ("switch", 260.4)
     assert last == AnswerSummary("stop", SUMMARY)
@@ -103,27 +103,27 @@ def test_no_server_is_one_line() -> None:
 # --- what is shown ---
 
 
-def test_a_seam_names_its_cost() -> None:
-    assert seam(Lever("switch", SWITCH)) == (
+def test_a_switch_names_its_cost() -> None:
+    assert lever_line(Lever("switch", SWITCH)) == (
         "⇆ tier0 → tier1 (project, 260 ms, 79 % FLOPs saved, pressure 0.81)"
     )
-    assert seam(Lever("switch", {**SWITCH, "flops_saved": None, "pressure": None, "ms": 1.24})) == (
+    assert lever_line(Lever("switch", {**SWITCH, "flops_saved": None, "pressure": None, "ms": 1.24})) == (
         "⇆ tier0 → tier1 (project, 1.2 ms)"
     )
-    assert seam(Lever("park", {"pressure": {"budget_bytes": 100, "usage_bytes": 120}})) == (
+    assert lever_line(Lever("park", {"pressure": {"budget_bytes": 100, "usage_bytes": 120}})) == (
         "· park (pressure 1.20)"
     )
-    assert seam(Lever("resume", {"rung": "tier1"})) == "· resume on tier1"
+    assert lever_line(Lever("resume", {"rung": "tier1"})) == "· resume on tier1"
 
 
 def test_the_closing_line_sums_up() -> None:
     assert closing(AnswerSummary("stop", SUMMARY)) == (
-        "[done: 2 tokens · rungs used tier0, tier1 · 1 migration costing 260 ms · killed=False]"
+        "[done: 2 tokens · rungs used tier0, tier1 · 1 switch costing 260 ms · killed=False]"
     )
-    assert "no migration" in closing(AnswerSummary("stop", {**SUMMARY, "switches": [], "switch_ms": 0}))
+    assert "no switch" in closing(AnswerSummary("stop", {**SUMMARY, "switches": [], "switch_ms": 0}))
 
 
-def test_words_around_a_seam_keep_their_spaces(fake: FakeServer) -> None:
+def test_words_around_a_switch_keep_their_spaces(fake: FakeServer) -> None:
     """Without a terminal: no escape sequences, every lever on a line of its own, long text not broken."""
     fake.script = (token("One " * 20, "tier0"), *SCRIPT[1:])
     screen, out = plain_screen()
