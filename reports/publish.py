@@ -20,6 +20,7 @@ from typing import Any
 from molt.errors import InputError
 from molt.formats.log import FILE_NAME
 from molt.units import format_size
+from reports import picture
 from reports.table import rows
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -143,8 +144,11 @@ def run_command(
 
 
 def main(arguments: list[str]) -> int:
-    """Publish the run folders given."""
-    return run_command("python -m reports.publish RUN ...", arguments, partial(map, publish), with_tables)
+    """Publish the run folders given, and draw the pictures of ``docs/images`` again."""
+    status = run_command("python -m reports.publish RUN ...", arguments, partial(map, publish), with_tables)
+    if status == 0:
+        picture.renew(PUBLISHED, DOCS / "images")
+    return status
 
 
 if __name__ == "__main__":
