@@ -125,7 +125,7 @@ def run_command(
 
     Returns the exit status.
 
-    ``usage`` is told where there are no arguments, and one line, with status 2, for bad input.
+    Without arguments it prints ``usage``, for bad input one line; the status is then 2.
     """
     if not arguments:
         print(f"usage: {usage}", file=sys.stderr)

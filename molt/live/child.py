@@ -41,14 +41,22 @@ class Residency(StrEnum):
 
 def main(
     parent: Annotated[int, typer.Option(help="Process id of the parent.")],
-    ladder: Annotated[str, typer.Option(help="Ladder name or file.")],
-    engine: Annotated[EngineKind, typer.Option(help="Real model steps, or their books only.")],
-    weights: Annotated[Residency | None, typer.Option(help="In place of what the ladder says.")] = None,
+    ladder: Annotated[str, typer.Option(help="Name or file of the ladder.")],
+    engine: Annotated[
+        EngineKind, typer.Option(help="Real: compute every step. Modelled: no tensors, only sizes.")
+    ],
+    weights: Annotated[
+        Residency | None, typer.Option(help="Residency of the weights, in place of the ladder's.")
+    ] = None,
     group: Annotated[Path | None, typer.Option(help="Folder of a control group to enter.")] = None,
     spill: Annotated[Path | None, typer.Option(help="Folder on the disk for spilled caches.")] = None,
-    device: Annotated[str, typer.Option(help="Where the real engine computes: cpu, or cuda.")] = "cpu",
-    profile: Annotated[str | None, typer.Option(help="With --pace: the profile of the costs.")] = None,
-    pace: Annotated[float, typer.Option(help="Modelled steps last so many times their cost.")] = 0.0,
+    device: Annotated[
+        str, typer.Option(help="Device that the real engine computes on: cpu or cuda.")
+    ] = "cpu",
+    profile: Annotated[str | None, typer.Option(help="With --pace: name or file of the profile.")] = None,
+    pace: Annotated[
+        float, typer.Option(help="Duration of a modelled step, as a multiple of the profile's.")
+    ] = 0.0,
 ) -> None:
     """Serve one engine on the standard input and output."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

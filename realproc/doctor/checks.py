@@ -458,7 +458,7 @@ def as_json(diagnosis: Diagnosis) -> str:
 def command(
     json_output: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Tell what this machine offers and what would make results wrong on it, each with the remedy."""
+    """Check this machine: what it offers, what would falsify results on it, and the remedy for each."""
     diagnosis = diagnose()
     if json_output:
         print(as_json(diagnosis))
