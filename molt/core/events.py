@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class TenantKind(StrEnum):
-    """Who is waiting for the answer: a person, or nobody in particular."""
+    """Priority of a tenant: a person waits for a foreground answer; a batch answer gives way to it."""
 
     FOREGROUND = "foreground"
     BATCH = "batch"
