@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from molt.server.answer import Answer
+from molt.server.openapi import document
 from tests.server.local import ADMIN
 from tests.server.process import Process
 from tests.test_docs import ROOT, blocks, commands
@@ -64,3 +66,10 @@ def test_every_field_of_the_summary_is_documented() -> None:
     summary = Answer(1, (), lambda *route: 0, may_begin_anew=True).summary()
     missing = [name for name in summary if f"`{name}`" not in text and name not in ("event", "prompt_tokens")]
     assert missing == []
+
+
+def test_the_openapi_document_has_every_schema_that_it_refers_to_and_no_other() -> None:
+    described = document(("pico", "molt"))
+    used = re.findall(r"#/components/schemas/(\w+)", json.dumps(described))
+    assert set(described["components"]["schemas"]) == set(used)
+    assert {"ChatRequest", "CompletionRequest", "BudgetRequest", "TraceRequest", "FollowRequest"} < set(used)
