@@ -107,7 +107,7 @@ class Answer:
     def _reset(self) -> None:
         self._stops = StopStrings(self._stop_strings)
         self._pending: dict[int, _PendingSwitch] = {}
-        self._prefill: _PendingSwitch | None = None
+        self._pending_prefill: _PendingSwitch | None = None
         self._healing: _Healing | None = None
         self._events: dict[str, int] = {}
         self.spans: list[tuple[str, str]] = []  # rung and text
@@ -227,17 +227,17 @@ class Answer:
                 return [self._event("shed", record, kept_tokens=0, because="restore failed")]
             case e.SwitchFailed(decision=seq):
                 self._healing = None
-                self._prefill = self._pending.pop(seq or 0, None)
+                self._pending_prefill = self._pending.pop(seq or 0, None)
                 return []
             case _:
                 return []
 
     def _decided(self, decision: d.Retarget, record: AnswerRecord) -> None:
         self._pending.clear()  # a newer decision takes back the one before
-        self._prefill = None
+        self._pending_prefill = None
         if decision.route is RouteKind.REREAD:
             self._healing = None
-            self._prefill = _PendingSwitch(decision, record)
+            self._pending_prefill = _PendingSwitch(decision, record)
         elif decision.route is not None:
             self._pending[record.seq or 0] = _PendingSwitch(decision, record)
 
@@ -257,7 +257,7 @@ class Answer:
 
     def _prefill_done(self, event: e.TokensProduced, record: AnswerRecord) -> list[Part]:
         """The switch that this token completes, if its cache was dropped and its text prefilled again."""
-        pending, self._prefill = self._prefill, None
+        pending, self._pending_prefill = self._pending_prefill, None
         if pending is None or pending.decision.source == event.rung:
             return []
         measured = {"ms": _ms(record.at_ns - pending.record.at_ns), "kl": 0.0}
