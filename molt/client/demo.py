@@ -42,7 +42,7 @@ SEED = 4
 CUT_AFTER_TOKENS = 8
 START_S = 300.0
 STOP_S = 10.0
-WIDTH = 80
+LINE_CHARS_MAX = 80
 _ADDRESS = re.compile(r"(?P<url>http://\S+?)/#admin=(?P<token>\S+)")
 
 
@@ -275,12 +275,12 @@ def _lever_line(item: TimedLever) -> str:
 
 
 def _wrapped(words: str) -> list[str]:
-    """Lines of at most ``WIDTH``, cut at spaces, which stay: only line ends are added."""
+    """Lines of at most ``LINE_CHARS_MAX``, cut at spaces, which stay: only line ends are added."""
     lines: list[str] = []
     for paragraph in printable(words).split("\n") if words else []:
         line = ""
         for piece in re.findall(r"\s*\S+|\s+$", paragraph):
-            if line and len(line) + len(piece) > WIDTH:
+            if line and len(line) + len(piece) > LINE_CHARS_MAX:
                 lines.append(line)
                 line = ""
             line += piece

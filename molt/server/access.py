@@ -23,7 +23,7 @@ from molt.server.error_answers import ErrorAnswer
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 OPEN_PATHS = frozenset(("/health",))
-HEADERS = {
+RESPONSE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -165,7 +165,7 @@ def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
+            for name, value in RESPONSE_HEADERS.items():
                 headers.setdefault(name, value)
         await send(message)
 

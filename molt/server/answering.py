@@ -23,7 +23,7 @@ from molt.server.error_answers import ErrorAnswer
 from molt.server.prompts import Prompter
 from molt.server.request_bodies import AnswerRequest, BadRequest, ChatRequest, CompletionRequest, parse
 
-TEMPERATURE, TOP_P = 1.0, 1.0
+DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 1.0, 1.0
 """Defaults of a request without them, as in OpenAI's API."""
 
 ALIAS = "molt"
@@ -102,8 +102,8 @@ class Answering:
             prompt_ids=ids,
             max_tokens=min(self.bridge.limits.answer_tokens, room) if wanted is None else wanted,
             stop_at_eos=not body.molt.ignore_eos,
-            temperature=TEMPERATURE if body.temperature is None else body.temperature,
-            top_p=TOP_P if body.top_p is None else body.top_p,
+            temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
+            top_p=DEFAULT_TOP_P if body.top_p is None else body.top_p,
             seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
         )
 

@@ -25,7 +25,7 @@ from molt.errors import InputError
 from molt.server.bridge import Bridge
 from molt.server.http_protocol import bounded
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AT_ONCE_S = 0.5
 BACKLOG = 128
 """Connections that wait to be accepted: so many are accepted in one go, before any other task runs."""
@@ -114,7 +114,7 @@ class _Ending:
         """End at a signal, as long as the context lasts (in the main thread: others get no signals)."""
         loop = asyncio.get_running_loop()
         try:
-            for number in SIGNALS:
+            for number in END_SIGNALS:
                 loop.add_signal_handler(number, self.signalled)
         except (RuntimeError, ValueError):
             yield
@@ -122,7 +122,7 @@ class _Ending:
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in END_SIGNALS:
                 loop.remove_signal_handler(number)
 
 

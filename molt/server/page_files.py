@@ -15,7 +15,7 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
-INDEX = "index.html"
+INDEX_PAGE = "index.html"
 
 
 def page_files() -> Mapping[str, tuple[bytes, str]]:
@@ -25,7 +25,7 @@ def page_files() -> Mapping[str, tuple[bytes, str]]:
     for file in folder.iterdir():
         media_type = MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}")
         if media_type is not None:
-            found["/" if file.name == INDEX else f"/{file.name}"] = (file.read_bytes(), media_type)
+            found["/" if file.name == INDEX_PAGE else f"/{file.name}"] = (file.read_bytes(), media_type)
     return found
 
 

@@ -16,8 +16,8 @@ from molt.client.chat import Screen
 from molt.client.demo import (
     BEGINNING,
     CUT_AFTER_TOKENS,
+    LINE_CHARS_MAX,
     QUESTION,
-    WIDTH,
     BudgetCut,
     Session,
     TimedLever,
@@ -116,7 +116,7 @@ def test_the_form_of_the_session() -> None:
 def test_lines_are_cut_at_spaces_and_nothing_is_lost(fake: FakeServer) -> None:
     session, _ = played(fake)
     words = [line for line in annotated(session).splitlines() if line[0] not in "[⇆"]
-    assert max(map(len, words)) <= WIDTH
+    assert max(map(len, words)) <= LINE_CHARS_MAX
     assert "".join(words) == "".join(WORDS[:24])
 
 
