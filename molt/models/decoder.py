@@ -146,7 +146,10 @@ class Decoder:
             queries, keys = turned.split((heads, groups), dim=1)
             queries.copy_(self._normed(queries, layer.query_norm))
             keys.copy_(self._normed(keys, layer.key_norm))
-        return _turned(turned, *turn), values
+        turned = _turned(turned, *turn)
+        if self.rope.score_factor != 1.0:
+            turned[:, :heads] *= self.rope.score_factor
+        return turned, values
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         gate, up = layer.gate_up.linear(self._normed(x, layer.post_norm)).chunk(2, dim=1)

@@ -6,6 +6,7 @@ grouped-query) and rotary positions over the whole head. All else is refused by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,19 @@ from molt.errors import InputError, LadderError
 from molt.formats.weights_file import read_json
 from molt.formats.yaml_file import nearest, show, validate
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+NUMBER_MAX = 1e30
 ROPE_THETA = 10_000.0  # where config.json is silent
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
-LLAMA3_NUMBERS = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+ORIGINAL_POSITIONS = "original_max_position_embeddings"
+ROPE_NEEDED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+YARN_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # of YaRN, where config.json is silent
 _ALTERNATING = "alternates layers with sliding windows and layers with full attention, each with its own RoPE"
 REFUSED = {
     "gemma2": _ALTERNATING,
@@ -66,7 +76,10 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class RopeShape:
-    """Rotary positions as ``config.json`` means them; the last four matter to ``linear`` and ``llama3`` only."""
+    """Rotary positions as ``config.json`` means them; what a kind does not use has its default.
+
+    ``attention_factor``: what YaRN multiplies rotated queries and keys by.
+    """
 
     kind: str  # one of ROPE_TYPES
     theta: float
@@ -74,6 +87,10 @@ class RopeShape:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_positions: int = 8192
+    beta_fast: float = BETA_FAST
+    beta_slow: float = BETA_SLOW
+    is_truncated: bool = True
+    attention_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +141,8 @@ class _Fields(BaseModel):
     use_sliding_window: bool = False
     sliding_window: int | None = 4096
     max_window_layers: int = 28
-    partial_rotary_factor: float = 1.0
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: int | None = Field(None, gt=0, le=100_000_000)
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
 
@@ -190,20 +208,50 @@ def _shape(fields: _Fields) -> ModelShape:
 
 
 def _rope(fields: _Fields) -> RopeShape:
-    """Rotary positions; the numbers of a scaled kind were checked by ``_bad_rope``."""
-    said = _rope_settings(fields)
+    """Rotary positions; their numbers were checked by ``_bad_rope``.
+
+    As in transformers, the length before scaling beside the table wins over the one inside it.
+    """
+    _, said = _rope_settings(fields)
+    kind, factor = _rope_kind(said), float(said.get("factor", 1.0))
+    positions = fields.original_max_position_embeddings or said.get(ORIGINAL_POSITIONS)
     return RopeShape(
-        kind=said.get("rope_type", said.get("type", "default")),
+        kind=kind,
         theta=float(said.get("rope_theta", fields.rope_theta)),
-        factor=float(said.get("factor", 1.0)),
+        factor=factor,
         low_freq_factor=float(said.get("low_freq_factor", 1.0)),
         high_freq_factor=float(said.get("high_freq_factor", 4.0)),
-        original_positions=int(said.get("original_max_position_embeddings", fields.max_position_embeddings)),
+        original_positions=int(positions or fields.max_position_embeddings),
+        beta_fast=float(said.get("beta_fast") or BETA_FAST),
+        beta_slow=float(said.get("beta_slow") or BETA_SLOW),
+        is_truncated=said.get("truncate", True),
+        attention_factor=_attention_factor(said, factor) if kind == "yarn" else 1.0,
     )
 
 
-def _rope_settings(fields: _Fields) -> dict[str, Any]:
-    return fields.rope_parameters if fields.rope_parameters is not None else fields.rope_scaling or {}
+def _rope_settings(fields: _Fields) -> tuple[str, dict[str, Any]]:
+    """The table that counts, with its key: ``rope_scaling``, where it says anything, as in transformers."""
+    if fields.rope_scaling or fields.rope_parameters is None:
+        return "rope_scaling", fields.rope_scaling or {}
+    return "rope_parameters", fields.rope_parameters
+
+
+def _rope_kind(said: Mapping[str, Any]) -> Any:
+    return said.get("rope_type", said.get("type", "default"))
+
+
+def _attention_factor(said: Mapping[str, Any], factor: float) -> float:
+    """What YaRN multiplies queries and keys by (Peng et al., arXiv:2309.00071, section 3.4)."""
+    if said.get("attention_factor") is not None:
+        return float(said["attention_factor"])
+    mscale, mscale_all_dim = said.get("mscale"), said.get("mscale_all_dim")
+    if mscale and mscale_all_dim:
+        return _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _head_dim(fields: _Fields) -> int:
@@ -266,23 +314,30 @@ def _has_window(fields: _Fields) -> bool:
 
 def _bad_rope(fields: _Fields) -> str | None:
     """Refuses RoPE that depends on the length, turns a part of the head, or differs between layers."""
-    key = "rope_parameters" if fields.rope_parameters is not None else "rope_scaling"
-    rope = _rope_settings(fields)
+    key, rope = _rope_settings(fields)
     if any(isinstance(value, dict) for value in rope.values()):
         return f"{key}: RoPE that differs between layers is not supported"
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = _rope_kind(rope)
     if kind not in ROPE_TYPES:
         return f"{key}: RoPE variant {show(kind)} is not supported; valid: {', '.join(ROPE_TYPES)}"
     part = rope.get("partial_rotary_factor", fields.partial_rotary_factor)
-    if part != 1.0:
+    if part not in (None, 1.0):
         return f"partial_rotary_factor: {show(part)}: RoPE over a part of the head is not supported"
-    needed = {"default": (), "linear": ("factor",), "llama3": ("factor", *LLAMA3_NUMBERS)}[kind]
-    given = [name for name in ("rope_theta", "factor", *LLAMA3_NUMBERS) if name in rope]
-    for name in dict.fromkeys((*needed, *given)):
+    given = [name for name in ("rope_theta", "factor", ORIGINAL_POSITIONS) if name in rope]
+    for name in dict.fromkeys((*ROPE_NEEDED[kind], *given)):
         if not _is_positive(rope.get(name)):
             return f"{key}.{name}: {show(rope.get(name))} is no positive number"
+    if "rope_theta" in rope and rope["rope_theta"] <= 1:
+        return f"{key}.rope_theta: {show(rope['rope_theta'])} is not above 1"
+    if rope.get(ORIGINAL_POSITIONS, 1) % 1:
+        return f"{key}.{ORIGINAL_POSITIONS}: {show(rope[ORIGINAL_POSITIONS])} is no whole number"
+    for name in YARN_NUMBERS if kind == "yarn" else ():
+        if rope.get(name) not in (None, 0) and not _is_positive(rope[name]):
+            return f"{key}.{name}: {show(rope[name])} is no positive number"
+    if not isinstance(rope.get("truncate", True), bool):
+        return f"{key}.truncate: {show(rope['truncate'])} is neither true nor false"
     return None
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < NUMBER_MAX

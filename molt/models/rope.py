@@ -17,9 +17,14 @@ from molt.models.model_config import ModelShape, RopeShape
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """Frequencies of one rung: ``inv_freq`` (D/2,) in radians per position."""
+    """Frequencies of one rung: ``inv_freq`` (D/2,) in radians per position.
+
+    ``score_factor`` multiplies queries, and so every score. YaRN means it as its root on queries and keys alike; keys
+    are kept free of it, so that rotating a key never changes its length.
+    """
 
     inv_freq: Tensor  # (D/2,) float32
+    score_factor: float = 1.0
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin, each (T, D/2) float32, of every plane at ``positions`` (T,)."""
@@ -29,7 +34,7 @@ class Rope:
 
 def rope_of(shape: ModelShape, device: torch.device | None = None) -> Rope:
     """The rotary positions of a model, as computed on the processor and then put on ``device``."""
-    return Rope(_inv_freq(shape.rope, shape.head_dim).to(device))
+    return Rope(_inv_freq(shape.rope, shape.head_dim).to(device), shape.rope.attention_factor**2)
 
 
 def _inv_freq(rope: RopeShape, head_dim: int) -> Tensor:
@@ -42,6 +47,8 @@ def _inv_freq(rope: RopeShape, head_dim: int) -> Tensor:
             return inv_freq / rope.factor
         case "llama3":
             return _llama3(inv_freq, rope)
+        case "yarn":
+            return _yarn(inv_freq, rope, head_dim)
     raise AssertionError(f"no such RoPE: {rope.kind}")
 
 
@@ -60,3 +67,25 @@ def _llama3(inv_freq: Tensor, rope: RopeShape) -> Tensor:
     slowed = torch.where(wavelengths > longest, inv_freq / rope.factor, inv_freq)
     is_between = (wavelengths >= shortest) & (wavelengths <= longest)
     return torch.where(is_between, between, slowed)
+
+
+def _yarn(inv_freq: Tensor, rope: RopeShape, head_dim: int) -> Tensor:
+    """Planes of few turns are slowed by ``factor``, of many turns kept, those between blended.
+
+    As in YaRN (Peng et al., arXiv:2309.00071, section 3.2).
+    """
+
+    def plane(turns: float) -> float:
+        """The plane, not rounded, that makes so many turns over the original length."""
+        return (
+            head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        )
+
+    first, last = plane(rope.beta_fast), plane(rope.beta_slow)
+    if rope.is_truncated:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001  # as transformers does against a division by zero
+    slowed = ((torch.arange(head_dim // 2, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    return inv_freq / rope.factor * slowed + inv_freq * (1 - slowed)

@@ -335,9 +335,16 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         change_config(kv_lora_rank=512),
         "kv_lora_rank: 512 means multi-head latent attention",
     ),
-    "RoPE yarn": (
-        change_config(rope_parameters=None, rope_scaling={"type": "yarn", "factor": 4.0}),
-        "rope_scaling: RoPE variant 'yarn' is not supported; valid: default, linear, llama3",
+    "RoPE longrope": (
+        change_config(rope_parameters=None, rope_scaling={"type": "longrope", "factor": 4.0}),
+        "rope_scaling: RoPE variant 'longrope' is not supported; valid: default, linear, llama3, yarn",
+    ),
+    "RoPE by an older field beside a newer one": (
+        change_config(
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+            rope_scaling={"type": "dynamic", "factor": 2.0},
+        ),
+        "rope_scaling: RoPE variant 'dynamic' is not supported",
     ),
     "RoPE dynamic": (
         change_config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
