@@ -21,13 +21,19 @@ def finished(work: Work[T]) -> T:
 
 
 def advanced(work: Work[T], within_ns: int | None) -> T:
-    """Do the work, or raise ``Unfinished`` at the first pause after this time."""
-    until_ns = None if within_ns is None else time.monotonic_ns() + within_ns
+    """Do the work, or raise ``Unfinished`` at the pause after which another part could end later than this time.
+
+    A part is taken for as long as the longest so far; one is done in any case.
+    """
+    begin_ns = before_ns = time.monotonic_ns()
+    longest_ns = 0
     while True:
         try:
             next(work)
         except StopIteration as done:
             result: T = done.value
             return result
-        if until_ns is not None and time.monotonic_ns() >= until_ns:
+        now_ns = time.monotonic_ns()
+        longest_ns, before_ns = max(longest_ns, now_ns - before_ns), now_ns
+        if within_ns is not None and now_ns - begin_ns + longest_ns > within_ns:
             raise Unfinished

@@ -156,7 +156,7 @@ def make_case(seed: int) -> FuzzCase:
     # What cannot be given back has to fit, or nothing could live.
     withheld = round(sum(rung.weight_bytes for rung in ladder.rungs) * faults.withheld_share)
     lowest = withheld if faults.release else 0
-    reaction_ns = reaction_ns_max(costs, POSITIONS, policy)
+    reaction_ns = reaction_ns_max(costs, ladder, POSITIONS, policy)
     if faults.release:  # each that keeps something is to the others a fall of the budget
         reaction_ns *= 1 + len(ladder.rungs)
     scenario = ResolvedScenario(

@@ -133,7 +133,11 @@ def _header(run: SimulationJob, named: PolicySpec, policy: Policy) -> dict[str, 
 def warn_if_slow(run: SimulationJob) -> None:
     """Say on stderr when no policy can be sure to react before the OS kills."""
     longest = max(len(t.request.prompt_ids) + t.request.max_tokens for t in run.scenario.tenants)
-    reaction_ns = max(step_ns_max(rung, longest) + rung.release_ns for rung in run.costs.rungs.values())
+    costs = run.costs.rungs
+    reaction_ns = max(
+        step_ns_max(costs[rung.name], rung.kv.layers, longest) + costs[rung.name].release_ns
+        for rung in run.spec.ladder.rungs
+    )
     if reaction_ns >= run.scenario.kill_after_ns:
         print(
             f"warning: on this device a step and a release can take {show_duration(reaction_ns)}, and the OS kills "

@@ -15,13 +15,21 @@ from typing import Any
 
 import simpy
 
+from molt.core import decisions as d
 from molt.core import events as e
-from molt.core.bound import CHUNK_NS_MAX
 from molt.core.costs import CostModel
 from molt.core.engine_protocol import Decoded, Engine, LoadError
 from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder
-from molt.core.turns import DecodeStep, LoadStep, PrefillStep, SwitchStep
+from molt.core.turns import (
+    SLICE_NS_MAX,
+    DecodeStep,
+    LoadStep,
+    PrefillStep,
+    Step,
+    SwitchStep,
+    prefill_slice_ns,
+)
 from molt.core.view import Policy
 from molt.formats.log import Log
 from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
@@ -41,6 +49,15 @@ class _Run:
     healed: tuple[int, ...]
     heal: int
     decoded: Decoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk of prefill under way, on top of ``context`` cells, and how much of its time has gone by."""
+
+    tenant: str
+    context: int
+    done_ns: int
 
 
 class SimulatedWorld(base_world.World):
@@ -79,6 +96,7 @@ class SimulatedWorld(base_world.World):
         self._oom = OutOfMemoryKiller(self._env, scenario.kill_after_ns, self._kill)
         self._wakeup = self._env.event()
         self._run: _Run | None = None
+        self._chunk: _Chunk | None = None
 
     def run(self) -> None:
         """Simulate from 0 to the horizon."""
@@ -188,6 +206,7 @@ class SimulatedWorld(base_world.World):
 
     def _die(self) -> int:
         self._flush_run()
+        self._chunk = None
         return super()._die()
 
     def _come_back(self, needed_bytes: int) -> Wait[None]:
@@ -200,6 +219,21 @@ class SimulatedWorld(base_world.World):
 
     # Steps: what takes time between two rounds.
 
+    def _execute(self, step: Step) -> Wait[None]:
+        """A chunk of prefill under way outlasts loads alone: the engine that computes something else drops it."""
+        if not isinstance(step, LoadStep | PrefillStep):
+            self._chunk = None
+        yield from super()._execute(step)
+
+    def _carry_out(self, decision: d.AnyDecision, seq: int) -> Wait[None]:
+        if not isinstance(decision, d.Admit | d.Defer | d.Heal | d.Load):
+            self._chunk = None
+        yield from super()._carry_out(decision, seq)
+
+    def _part_with(self, tenant: str) -> bool:
+        self._chunk = None
+        return super()._part_with(tenant)
+
     def _load(self, step: LoadStep) -> Wait[None]:
         rung = step.rung
         loading, total_ns = self._loads[rung], self._costs.rungs[rung].load_ns
@@ -208,7 +242,7 @@ class SimulatedWorld(base_world.World):
                 yield from self._spend(total_ns, lambda: self._engine.load(rung))
             else:
                 left_ns = total_ns - loading.done_ns
-                stretch_ns = min(CHUNK_NS_MAX, left_ns) if step.aside else left_ns
+                stretch_ns = min(SLICE_NS_MAX, left_ns) if step.aside else left_ns
                 loading.done_ns += yield from self._chunks(stretch_ns)
                 if loading.done_ns < total_ns:
                     if step.aside:
@@ -235,22 +269,37 @@ class SimulatedWorld(base_world.World):
         self._crossed(step, move, outcome, took_ns)
 
     def _prefill(self, step: PrefillStep) -> Wait[None]:
-        tokens, cost_ns = self._prefill_stretch(step)
-        yield from self._spend(cost_ns, lambda: self._engine.prefill(step.tenant, tokens, step.chunk))
-        self._report(e.PromptRead(at_ns=self._now_ns, tenant=step.tenant, rung=step.rung, tokens=tokens))
+        begun, self._chunk = self._chunk, None
+        is_begun = begun is not None and (begun.tenant, begun.context) == (step.tenant, step.context)
+        tokens, cost_ns, chunk = self._prefill_stretch(step, begun.done_ns if begun and is_begun else 0)
+        begin_ns = self._now_ns
+        if tokens:
+            yield from self._spend(cost_ns, lambda: self._engine.prefill(step.tenant, tokens, step.chunk))
+            self._report(e.PromptRead(at_ns=self._now_ns, tenant=step.tenant, rung=step.rung, tokens=tokens))
+        if chunk is not None:
+            before_ns = begun.done_ns if begun and is_begun and not tokens else 0
+            yield self._env.timeout(chunk.done_ns - before_ns)
+            self._chunk = chunk
+        assert self._now_ns > begin_ns, "a step takes time"
 
-    def _prefill_stretch(self, step: PrefillStep) -> tuple[int, int]:
-        """Tokens and time of the chunks up to the first boundary after the next event of the world."""
-        cost = self._costs.rungs[step.rung].read
+    def _prefill_stretch(self, step: PrefillStep, done_ns: int) -> tuple[int, int, _Chunk | None]:
+        """What is done up to the first boundary after the next event of the world, ``done_ns`` of a chunk having been
+        done before: tokens and time of whole chunks, and the one that is under way then."""
+        costs, layers = self._costs.rungs[step.rung], self._ladder.rung(step.rung).kv.layers
         gap_ns = self._env.peek() - self._now_ns
         tokens = cost_ns = 0
         while tokens < step.tokens and (tokens == 0 or cost_ns < gap_ns):
-            chunk = min(step.chunk, step.tokens - tokens)
-            cost_ns += cost.ns(chunk, step.context + tokens)
-            tokens += chunk
+            chunk, context = min(step.chunk, step.tokens - tokens), step.context + tokens
+            left_ns = costs.read.ns(chunk, context) - done_ns
+            slice_ns = prefill_slice_ns(costs, layers, chunk, context)
+            if gap_ns < cost_ns + left_ns and not self._measured:
+                slices_ns = max(1, -(-int(gap_ns - cost_ns) // slice_ns)) * slice_ns
+                if slices_ns < left_ns:
+                    return tokens, cost_ns, _Chunk(step.tenant, context, done_ns + slices_ns)
+            cost_ns, tokens, done_ns = cost_ns + left_ns, tokens + chunk, 0
             if self._measured:
                 break
-        return tokens, cost_ns
+        return tokens, cost_ns, None
 
     def _decode(self, step: DecodeStep) -> Wait[None]:
         stamps, healed = self._stamps(step)
@@ -308,7 +357,7 @@ class SimulatedWorld(base_world.World):
         """Let work of ``remaining_ns`` go on to the first chunk boundary at which something has happened."""
         gap_ns = self._env.peek() - self._now_ns
         whole = (
-            remaining_ns if gap_ns >= remaining_ns else max(1, -(-int(gap_ns) // CHUNK_NS_MAX)) * CHUNK_NS_MAX
+            remaining_ns if gap_ns >= remaining_ns else max(1, -(-int(gap_ns) // SLICE_NS_MAX)) * SLICE_NS_MAX
         )
         stretch_ns = min(remaining_ns, whole)
         yield self._env.timeout(stretch_ns)

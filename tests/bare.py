@@ -22,7 +22,7 @@ from molt.core.healing import chunk, settled_after
 from molt.core.ladder import Ladder, RouteKind
 from molt.core.scheduler import Scheduler
 from molt.core.state import State, after_event
-from molt.core.turns import DecodeStep, LoadStep, PrefillStep, RestoreStep, Step, SwitchStep
+from molt.core.turns import DecodeStep, LoadStep, PrefillStep, RestoreStep, Step, SwitchStep, prefill_slice_ns
 from molt.core.view import Policy
 from molt.formats.log import plain
 from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
@@ -109,6 +109,8 @@ class BareWorld:
         self.loads: dict[str, int] = {}
         self.moves: dict[str, d.Retarget] = {}
         self.switch_done_ns: dict[str, int] = {}
+        self.chunk: tuple[str, int, int] | None = None
+        """The chunk of prefill under way: whose, on how many cells, and the time that has gone into it."""
         self.finished: dict[str, int] = {}
         self.cancelled: set[str] = set()
         self.records: list[tuple[int, e.AnyEvent | d.AnyDecision, int]] = []
@@ -253,6 +255,8 @@ class BareWorld:
         tenant = getattr(decision, "tenant", None)
         if tenant is not None and tenant not in self.requests:
             return  # cancelled after this was asked
+        if not isinstance(decision, d.Admit | d.Defer | d.Heal | d.Load):
+            self.chunk = None
         match decision:
             case d.Defer() | d.Heal():
                 pass
@@ -391,6 +395,7 @@ class BareWorld:
         self.memory.put("transient", f"switch {tenant}", 0)
 
     def _forget(self, tenant: str) -> None:
+        self.chunk = None
         self._abandon(tenant)
         self.requests.pop(tenant, None)
         self.caches.pop(tenant, None)
@@ -402,6 +407,8 @@ class BareWorld:
             t for t in self.switch_done_ns if not isinstance(step, SwitchStep) or t != step.tenant
         ]:
             self._suspend(tenant)
+        if not isinstance(step, LoadStep | PrefillStep):
+            self.chunk = None
         match step:
             case LoadStep():
                 self._load(step)
@@ -481,7 +488,15 @@ class BareWorld:
     def _prefill(self, step: PrefillStep) -> None:
         cache = self._ready(step.tenant, step.rung, step.context)
         tokens = min(step.chunk, step.tokens)
-        self._elapse(self.costs.rungs[step.rung].read.ns(tokens, step.context))
+        costs, layers = self.costs.rungs[step.rung], self.ladder.rung(step.rung).kv.layers
+        total_ns = costs.read.ns(tokens, step.context)
+        begun, self.chunk = self.chunk, None
+        done_ns = begun[2] if begun is not None and begun[:2] == (step.tenant, step.context) else 0
+        stretch_ns = min(prefill_slice_ns(costs, layers, tokens, step.context), total_ns - done_ns)
+        self._elapse(stretch_ns)
+        if done_ns + stretch_ns < total_ns:
+            self.chunk = (step.tenant, step.context, done_ns + stretch_ns)
+            return
         cache.settled += tokens if cache.settled == len(cache.positions) else 0
         self._append(cache, tokens)
         assert cache.read < self._known(step.tenant), "a token is read before it is known"

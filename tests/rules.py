@@ -82,7 +82,7 @@ def excess_is_answered_in_time(world: BareWorld) -> str | None:
     """Usage is above the budget for no longer after the last fall than a step and the releases take."""
     longest = max((c.room for c in world.caches.values()), default=0)
     longest = max([longest, *world.longest.values()])
-    limit_ns = reaction_ns_max(world.costs, longest, world.policy)
+    limit_ns = reaction_ns_max(world.costs, world.ladder, longest, world.policy)
     for begin_ns, end_ns in world.excursions_ns:
         falls = [at_ns for at_ns in world.falls_ns if at_ns <= end_ns]
         if end_ns - max(falls, default=begin_ns) > limit_ns:

@@ -18,7 +18,7 @@ from molt.core.bound import reaction_ns_max
 from molt.jobs.plugins import make_policy
 from molt.jobs.scenario import ResolvedScenario
 from tests import small
-from tests.small import COSTS
+from tests.small import COSTS, LADDER
 from tests.strategies import worlds
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "reports" / "published" / "worst_found.json"
@@ -39,7 +39,7 @@ class Excess:
 def excess(ran: small.Ran, on: ResolvedScenario, policy: Any) -> Excess:
     """Read off the samples of memory."""
     longest = max(len(t.request.prompt_ids) + t.request.max_tokens for t in on.tenants)
-    worst = Excess(bound_ns=reaction_ns_max(COSTS, longest, policy))
+    worst = Excess(bound_ns=reaction_ns_max(COSTS, LADDER, longest, policy))
     budget = fall_ns = 0
     since_ns: int | None = None
     for record in ran.of("memory"):

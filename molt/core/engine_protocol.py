@@ -104,8 +104,13 @@ class Engine(Protocol):
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
         """Open a generation with an empty cache of ``capacity`` cells in the geometry of ``rung``."""
 
-    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
-        """Read the next ``tokens`` known tokens into the cache on the rung of the cache, ``chunk`` at a time."""
+    def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
+        """Read the next ``tokens`` known tokens into the cache on the rung of the cache, ``chunk`` at a time.
+
+        With ``within_ns``, and no more tokens than one chunk, it may raise ``Unfinished`` between two layers near that
+        time, and the same call again goes on. Until it is done no token has been read, and any other call but ``admit``
+        and ``load`` drops what there is of it.
+        """
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         """Produce up to ``count`` tokens, fewer only at the end of the answer.

@@ -66,7 +66,7 @@ class Scheduler:
 
     def next_step(self) -> Step | None:
         """The step the world should take now; a query, it changes nothing."""
-        return next_step(self.state, self.costs) if self.state.alive else None
+        return next_step(self.state) if self.state.alive else None
 
     def next_deadline_ns(self) -> int | None:
         """When a ``TimerFired`` is wanted if nothing else happens before: the policy's wish, or a load's next try."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from molt.core.costs import CostModel, RungCosts, StepCost
+from molt.core.costs import RungCosts
 from molt.core.events import TenantKind
 from molt.core.state import Phase, State, Tenant
 
 TURN_TOKENS = 8
-PREFILL_CHUNKS = (128, 64, 32, 16, 8)
-"""Tokens read in one step: the most that stay within ``STEP_NS_MAX``, or within ``SLOW_STEP`` times what the fewest
-take, where that is longer: on a slow rung tiny chunks would gain little time and read several times slower."""
-SLOW_STEP = 1.5
-STEP_NS_MAX = 250_000_000
-"""A step is a time in which nobody reacts to the OS."""
+PREFILL_CHUNK = 128
+"""Tokens of one forward pass of prefill: more at a time gain little speed and take more scratch."""
+SLICE_NS_MAX = 50_000_000
+"""A load, a switch and a chunk of prefill let the world look for news at least so often; a chunk only between two
+layers, so a layer is the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,10 @@ class RestoreStep:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells.
+    """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells, ``chunk`` at a time.
 
-    After every ``chunk`` of them a world looks whether something has happened.
+    What a finished chunk has read stays. A chunk under way looks for news as ``prefill_slice_ns`` says; it is dropped
+    when another step is taken.
     """
 
     tenant: str
@@ -88,12 +88,22 @@ def in_turn(state: State) -> list[Tenant]:
     )
 
 
-def step_ns_max(costs: RungCosts, context: int) -> int:
-    """The longest time between two boundaries on a rung with ``context`` cells: a chunk of reading or one token."""
-    return max(costs.read.ns(_chunk(costs.read), context), costs.decode.ns(1, context))
+def prefill_slice_ns(costs: RungCosts, layers: int, tokens: int, context: int) -> int:
+    """The longest time that a chunk of prefill goes on without looking for news: ``SLICE_NS_MAX``, or one layer."""
+    return max(SLICE_NS_MAX, -(-costs.read.ns(tokens, context) // layers))
 
 
-def next_step(state: State, costs: CostModel) -> Step | None:
+def step_ns_max(costs: RungCosts, layers: int, context: int, heal_stretch: float = 1.0) -> int:
+    """The longest time between two boundaries on a rung with ``context`` cells.
+
+    That is a slice of prefill, or one token, which takes ``heal_stretch`` times as long while its cache heals.
+    """
+    slice_ns = prefill_slice_ns(costs, layers, PREFILL_CHUNK, context)
+    token_ns = round(heal_stretch * costs.decode.ns(1, context))
+    return max(min(slice_ns, costs.read.ns(PREFILL_CHUNK, context)), token_ns)
+
+
+def next_step(state: State) -> Step | None:
     """The step to take now, or ``None`` when nothing can be done before the next event."""
     barred = state.barred
     aside = _loading_aside(state, barred)
@@ -111,9 +121,8 @@ def next_step(state: State, costs: CostModel) -> Step | None:
         if tenant.switching:
             return SwitchStep(tenant.name, tenant.cache_rung, tenant.target, tenant.cells)
         if tenant.backlog > 0:
-            chunk = _chunk(costs.rungs[tenant.target].read)
-            tokens = tenant.backlog if aside is None else min(chunk, tenant.backlog)
-            return PrefillStep(tenant.name, tenant.target, tokens, chunk, tenant.cells)
+            tokens = tenant.backlog if aside is None else min(PREFILL_CHUNK, tenant.backlog)
+            return PrefillStep(tenant.name, tenant.target, tokens, PREFILL_CHUNK, tenant.cells)
         tokens = min(tenant.max_tokens - tenant.produced, _turn_left(tenant, state))
         tokens = tokens if aside is None else 1
         return DecodeStep(tenant.name, tenant.target, tokens, tenant.cells, tenant.settled, tenant.heal)
@@ -132,8 +141,3 @@ def _turn_left(tenant: Tenant, state: State) -> int:
         for other in state.tenants.values()
     )
     return TURN_TOKENS - tenant.served % TURN_TOKENS if rivals else tenant.max_tokens
-
-
-def _chunk(cost: StepCost) -> int:
-    longest_ns = max(STEP_NS_MAX, SLOW_STEP * cost.ns(PREFILL_CHUNKS[-1], 0))
-    return next(tokens for tokens in PREFILL_CHUNKS if cost.ns(tokens, 0) <= longest_ns)

@@ -50,7 +50,7 @@ class ModelledEngine:
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
         self._generations[tenant] = _Generation(request, rung, capacity)
 
-    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
         generation = self._generations[tenant]
         self._check_resident(generation.rung)
         generation.settled += tokens if generation.settled == generation.cells else 0

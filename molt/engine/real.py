@@ -67,6 +67,16 @@ class _SwitchUnderWay:
     work: Work[PreallocatedCache]
 
 
+@dataclass(frozen=True, slots=True)
+class _ChunkUnderWay:
+    """A chunk of prefill under way: whose, which of the known tokens, and the work of it."""
+
+    tenant: str
+    first: int
+    end: int
+    work: Work[None]
+
+
 @dataclass(slots=True)
 class _Generation:
     """One answer under way."""
@@ -111,6 +121,7 @@ class RealEngine:
         self._loading: dict[str, Work[_Loaded]] = {}
         self._laboratory: dict[str, _Loaded] = {}
         self._generations: dict[str, _Generation] = {}
+        self._chunk: _ChunkUnderWay | None = None
         self._spill_folder = spill_folder
 
     # -- weights
@@ -139,6 +150,7 @@ class RealEngine:
         A switch to it that is under way is abandoned.
         """
         self._loading.pop(rung, None)
+        self._chunk = None
         for generation in self._generations.values():
             if generation.crossing is not None and generation.crossing.way.dest == rung:
                 generation.crossing = None
@@ -171,16 +183,28 @@ class RealEngine:
             detokeniser=Detokeniser(self._tokenizer),
         )
 
-    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
-        """Read the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time."""
+    def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
+        """Read the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time.
+
+        With ``within_ns`` one chunk at the most: it may raise ``Unfinished`` near that time, and the same call again
+        goes on.
+        """
         generation = self._generations[tenant]
-        end = generation.read + tokens
-        assert end < len(generation.known), (
-            f"{tokens} tokens from {generation.read}: the last is left to decode"
-        )
-        resident = self._loaded[generation.rung].resident
-        generation.settled += tokens if generation.settled == generation.cache.cells else 0
-        resident.read(generation.cache, generation.known[generation.read : end], generation.read, chunk)
+        first, end = generation.read, generation.read + tokens
+        assert end < len(generation.known), f"{tokens} tokens from {first}: the last is left to decode"
+        assert within_ns is None or tokens <= chunk, "what is interrupted is a chunk"
+        cells = generation.cache.cells
+        under_way, self._chunk = self._chunk, None
+        if under_way is None or (under_way.tenant, under_way.first, under_way.end) != (tenant, first, end):
+            resident = self._loaded[generation.rung].resident
+            work = resident.prefilling(generation.cache, generation.known[first:end], first, chunk)
+            under_way = _ChunkUnderWay(tenant, first, end, work)
+        try:
+            advanced(under_way.work, within_ns)
+        except Unfinished:
+            self._chunk = under_way
+            raise
+        generation.settled += tokens if generation.settled == cells else 0
         generation.read = end
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
@@ -188,6 +212,7 @@ class RealEngine:
 
         Every step re-reads ``heal`` of the cells that are not settled.
         """
+        self._chunk = None
         generation = self._generations[tenant]
         assert generation.read == len(generation.known) - 1, "known tokens are unread"
         ids: list[int] = []
@@ -203,6 +228,7 @@ class RealEngine:
 
         With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on.
         """
+        self._chunk = None
         generation = self._generations[tenant]
         under_way, generation.crossing = generation.crossing, None
         text = generation.known[: generation.read + 1]
@@ -248,7 +274,8 @@ class RealEngine:
         self._to_change(tenant).cache.resize(capacity)
 
     def _to_change(self, tenant: str) -> _Generation:
-        """A generation whose cache is about to be changed: a switch that is under way is abandoned."""
+        """A generation whose cache is about to be changed: a switch, or a chunk, that is under way is abandoned."""
+        self._chunk = None
         generation = self._generations[tenant]
         generation.crossing = None
         return generation
@@ -271,6 +298,7 @@ class RealEngine:
 
         Raises ``SpillError`` if what is on disk is not what was written; then the cells are lost.
         """
+        self._chunk = None
         generation = self._generations[tenant]
         spilled, generation.spilled = generation.spilled, None
         assert spilled is not None, f"the cache of {tenant!r} is not on disk"
@@ -298,6 +326,7 @@ class RealEngine:
 
     def finish(self, tenant: str) -> None:
         """Forget a tenant and free its cache, wherever it is."""
+        self._chunk = None
         generation = self._generations.pop(tenant)
         if generation.spilled is not None:
             generation.spilled.forget()

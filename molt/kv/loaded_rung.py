@@ -15,6 +15,7 @@ from molt.models.decoder import Cells, Decoder
 from molt.models.flops import CHUNK_TOKENS
 from molt.models.ladder_file import LadderSpec
 from molt.models.rope import Rope
+from molt.work import Work, finished
 
 
 class NotFinite(Exception):
@@ -45,10 +46,17 @@ class LoadedRung:
         self, cache: PreallocatedCache, ids: Sequence[int], first: int, chunk: int = CHUNK_TOKENS
     ) -> None:
         """Read tokens at positions ``first``, ``first + 1``, ... into a cache of this rung, in chunks."""
+        finished(self.prefilling(cache, ids, first, chunk))
+
+    @torch.inference_mode()
+    def prefilling(
+        self, cache: PreallocatedCache, ids: Sequence[int], first: int, chunk: int = CHUNK_TOKENS
+    ) -> Work[None]:
+        """``read``, which pauses after every layer; a chunk counts among the cells once its last layer is done."""
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
             positions = range(first + start, first + start + len(part))
-            self.decoder.run(self.decoder.embed(part), positions, cache)
+            yield from self.decoder.running(self.decoder.embed(part), positions, cache)
             cache.commit(positions)
 
     @torch.inference_mode()

@@ -103,7 +103,7 @@ def _perform(engine: Engine, call: messages.Call) -> dict[str, Any]:
         case messages.AdmitCall():
             engine.admit(call.tenant, call.request, call.rung, call.capacity)
         case messages.PrefillCall():
-            engine.prefill(call.tenant, call.tokens, call.chunk)
+            return _prefill(engine, call)
         case messages.DecodeCall():
             return {"decoded": engine.decode(call.tenant, call.count, call.heal)}
         case messages.SwitchCall():
@@ -125,6 +125,14 @@ def _load(engine: Engine, call: messages.LoadCall) -> bool:
         return engine.load(call.rung, call.within_ns)
     except LadderError as error:
         raise LoadError(str(error)) from error
+
+
+def _prefill(engine: Engine, call: messages.PrefillCall) -> dict[str, Any]:
+    try:
+        engine.prefill(call.tenant, call.tokens, call.chunk, call.within_ns)
+    except Unfinished:
+        return {"is_done": False}
+    return {"is_done": True}
 
 
 def _switch(engine: Engine, call: messages.SwitchCall) -> dict[str, Any]:

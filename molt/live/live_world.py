@@ -22,14 +22,13 @@ from itertools import chain, repeat
 from typing import TypeAlias, assert_never
 
 from molt.core import events as e
-from molt.core.bound import CHUNK_NS_MAX
 from molt.core.costs import CostModel
 from molt.core.decisions import AnyDecision
 from molt.core.engine_protocol import Engine, EngineDied, LoadError, Request
 from molt.core.events import TenantKind
 from molt.core.healing import chunk
 from molt.core.ladder import Ladder
-from molt.core.turns import DecodeStep, LoadStep, PrefillStep, SwitchStep
+from molt.core.turns import SLICE_NS_MAX, DecodeStep, LoadStep, PrefillStep, SwitchStep
 from molt.core.view import Policy
 from molt.formats.log import Log, plain
 from molt.live.remote import RemoteEngine
@@ -337,7 +336,7 @@ class LiveWorld(World):
 
     def _load(self, step: LoadStep) -> Wait[None]:
         try:
-            is_done, _ = yield from self._spend(0, lambda: self._engine.load(step.rung, CHUNK_NS_MAX))
+            is_done, _ = yield from self._spend(0, lambda: self._engine.load(step.rung, SLICE_NS_MAX))
         except LoadError as error:
             self._load_failed(step.rung, str(error))
             return
@@ -351,7 +350,7 @@ class LiveWorld(World):
         self._hold_for_switch(step, move)
         begin_ns, done_ns = self._clock_ns(), move.done_ns or 0
         try:
-            outcome, took_ns = yield from self._spend(0, lambda: self._cross(step, move, CHUNK_NS_MAX))
+            outcome, took_ns = yield from self._spend(0, lambda: self._cross(step, move, SLICE_NS_MAX))
         except Unfinished:
             move.done_ns = done_ns + self._clock_ns() - begin_ns
             self._hear()
@@ -360,7 +359,12 @@ class LiveWorld(World):
 
     def _prefill(self, step: PrefillStep) -> Wait[None]:
         tokens = min(step.chunk, step.tokens)
-        yield from self._spend(0, lambda: self._engine.prefill(step.tenant, tokens, step.chunk))
+        try:
+            yield from self._spend(
+                0, lambda: self._engine.prefill(step.tenant, tokens, step.chunk, SLICE_NS_MAX)
+            )
+        except Unfinished:
+            return
         self._report(e.PromptRead(at_ns=self._now_ns, tenant=step.tenant, rung=step.rung, tokens=tokens))
 
     def _decode(self, step: DecodeStep) -> Wait[None]:

@@ -83,6 +83,7 @@ class PrefillCall:
     tenant: str
     tokens: int
     chunk: int
+    within_ns: int | None
     call: Literal["prefill"] = "prefill"
 
 

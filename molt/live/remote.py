@@ -202,8 +202,10 @@ class RemoteEngine:
     def admit(self, tenant: str, request: Request, rung: str, capacity: int) -> None:
         self._about(tenant, messages.AdmitCall(tenant, request, rung, capacity))
 
-    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
-        self._about(tenant, messages.PrefillCall(tenant, tokens, chunk))
+    def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
+        reply = self._about(tenant, messages.PrefillCall(tenant, tokens, chunk, within_ns))
+        if not self._due(reply.is_done, "prefill"):
+            raise Unfinished
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         return self._due(self._about(tenant, messages.DecodeCall(tenant, count, heal)).decoded, "decode")

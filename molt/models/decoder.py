@@ -20,6 +20,7 @@ from torch.nn import functional
 from molt.models.matrix import Matrix
 from molt.models.model_config import ModelShape
 from molt.models.rope import Rope
+from molt.work import Work, finished
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -86,12 +87,19 @@ class Decoder:
 
         ``x`` is the stream before them, and becomes the one after; their keys and values enter the cache.
         """
+        return finished(self.running(x, positions, cache, first, end))
+
+    def running(
+        self, x: Tensor, positions: Sequence[int], cache: Cells, first: int = 0, end: int | None = None
+    ) -> Work[Tensor]:
+        """``run``, which pauses after every layer."""
         turn = self._turn(positions)
         mask = cache.mask(len(x), x.device)
         for number in range(first, self.shape.layers if end is None else end):
             layer = self.layers[number]
             x += layer.output.linear(self._attended(number, layer, x, turn, mask, cache))
             x += self._mlp(layer, x)
+            yield
         return x
 
     def normed_input(self, x: Tensor, layer: int) -> Tensor:

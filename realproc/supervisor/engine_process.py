@@ -38,6 +38,9 @@ class SlowedEngine(RemoteEngine):
     def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
         return super().switch(tenant, way, self._sooner(within_ns))
 
+    def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
+        super().prefill(tenant, tokens, chunk, self._sooner(within_ns))
+
     def _sooner(self, within_ns: int | None) -> int | None:
         return None if within_ns is None else round(within_ns / self._slowdown)
 

@@ -17,10 +17,9 @@ from typing import Any, Literal, TextIO
 
 import typer
 
-from molt.core.bound import CHUNK_NS_MAX
 from molt.core.engine_protocol import EngineDied, LoadError, SwitchError
 from molt.core.ladder import Ladder
-from molt.core.turns import step_ns_max
+from molt.core.turns import SLICE_NS_MAX, step_ns_max
 from molt.core.view import Policy
 from molt.errors import InputError
 from molt.formats.log import FILE_NAME, plain
@@ -217,7 +216,8 @@ def largest_budget(run: Job) -> int:
 
 def longest_step_ns(run: Job) -> int:
     """The longest that a step may take, by the profile."""
-    return max(CHUNK_NS_MAX, *(step_ns_max(costs, 0) for costs in run.costs.rungs.values()))
+    rungs = run.spec.ladder.rungs
+    return max(SLICE_NS_MAX, *(step_ns_max(run.costs.rungs[rung.name], rung.kv.layers, 0) for rung in rungs))
 
 
 def reaction_time(run: Job, step_times: StepTimes) -> Callable[[], int]:
@@ -232,7 +232,7 @@ def reaction_time(run: Job, step_times: StepTimes) -> Callable[[], int]:
     cells = min(TYPICAL_CELLS, *(rung.max_positions for rung in run.spec.ladder.rungs))
     token_ns = {name: costs.decode.ns(1, cells) for name, costs in run.costs.rungs.items()}
     switch_ns = max((costs.switch.ns(cells, 0) for costs in run.costs.routes.values()), default=0)
-    stretch_ns = min(switch_ns, CHUNK_NS_MAX)
+    stretch_ns = min(switch_ns, SLICE_NS_MAX)
 
     def reaction_ns() -> int:
         slowed_ns = round(2 * stretch_ns * step_times.slower(token_ns))

@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings, target
 
-from molt.core.bound import CHUNK_NS_MAX, overshoot_bytes_max, reaction_ns_max, usage_bytes_max
+from molt.core.bound import overshoot_bytes_max, reaction_ns_max, usage_bytes_max
 from molt.core.costs import StepCost
 from molt.core.plan import Plan, Rest, Run
-from molt.core.turns import STEP_NS_MAX
+from molt.core.turns import SLICE_NS_MAX
 from molt.core.view import View
 from molt.jobs.plugins import make_policy
 from molt.jobs.scenario import ResolvedScenario
@@ -84,24 +84,26 @@ def test_the_time_is_nearly_reached() -> None:
     on = small.scenario([(0, 60 * MIB), (8 * S, MIB)], [small.tenant()])
     worst = excess(small.simulate(policy, on), on, policy)
     assert release_ns < worst.since_fall_ns <= token_ns + release_ns
-    assert reaction_ns_max(COSTS, 300, policy) >= token_ns + release_ns
+    assert reaction_ns_max(COSTS, LADDER, 300, policy) >= token_ns + release_ns
 
 
 def test_stretches_are_as_short_as_is_written_down() -> None:
-    assert (STEP_NS_MAX, CHUNK_NS_MAX) == (250 * MS, 50 * MS)
+    assert SLICE_NS_MAX == 50 * MS
 
 
 def test_the_time_is_the_sum_that_is_derived() -> None:
-    """With 300 cells: 64 tokens read on the smallest rung come to most; then three releases, and what a policy adds."""
-    chunk_ns, releases_ns = 2 * MS + 64 * 3 * MS + 100 * 64 * 300, 3 * 40 * MS
-    assert reaction_ns_max(COSTS, 300, make_policy("restart", {})) == chunk_ns + releases_ns
+    """With 300 cells: one of seven layers of a chunk on the largest rung comes to most, or a token that heals; then
+    three releases, and what a policy adds."""
+    chunk_ns, releases_ns = -(-(2 * MS + 128 * 8 * MS + 100 * 128 * 300) // 7), 3 * 40 * MS
+    assert reaction_ns_max(COSTS, LADDER, 300, make_policy("restart", {})) == chunk_ns + releases_ns
     healing = Molt(heal_stretch=2.0, spill_within_ns=0)
-    assert reaction_ns_max(COSTS, 300, healing) == 2 * chunk_ns + releases_ns
+    assert reaction_ns_max(COSTS, LADDER, 300, healing) == 2 * (80 * MS + 500 * 300) + releases_ns
     writing = Molt(heal_stretch=1.0, spill_within_ns=100 * MS)
-    assert reaction_ns_max(COSTS, 300, writing) == chunk_ns + 100 * MS + releases_ns
+    assert reaction_ns_max(COSTS, LADDER, 300, writing) == chunk_ns + 100 * MS + releases_ns
     reading_back = Molt(heal_stretch=1.0, spill_within_ns=S)
-    assert reaction_ns_max(COSTS, 300, reading_back) == S // 2 + S + releases_ns
+    assert reaction_ns_max(COSTS, LADDER, 300, reading_back) == S // 2 + S + releases_ns
     free = replace(
         COSTS, rungs={"tier2": replace(COSTS.rungs["tier2"], read=StepCost(0, 1), decode=StepCost(0, 1))}
     )
-    assert reaction_ns_max(free, 300, make_policy("restart", {})) == CHUNK_NS_MAX + 40 * MS
+    alone = replace(LADDER, rungs=LADDER.rungs[2:], routes=())
+    assert reaction_ns_max(free, alone, 300, make_policy("restart", {})) == SLICE_NS_MAX + 40 * MS

@@ -104,11 +104,11 @@ def produced(count: int, heal: int, healed: int) -> e.TokensProduced:
 
 def test_the_belief_follows_the_steps() -> None:
     state = carried()
-    assert next_step(state, COSTS) == DecodeStep("chat", "tier1", 50, 99, settled=4, heal=0)
+    assert next_step(state) == DecodeStep("chat", "tier1", 50, 99, settled=4, heal=0)
     state = after_event(state, produced(3, 0, 0))
     assert state.tenants["chat"].settled == 4
     state = after_decision(state, d.Heal(tenant="chat", tokens=30))
-    assert next_step(state, COSTS) == DecodeStep("chat", "tier1", 47, 102, settled=4, heal=30)
+    assert next_step(state) == DecodeStep("chat", "tier1", 47, 102, settled=4, heal=30)
     state = after_event(state, produced(2, 30, 60))
     assert (state.tenants["chat"].settled, state.tenants["chat"].cells) == (64, 104)
     state = after_event(state, produced(4, 30, 41))  # 30 of 40, 11 of 11, and then there is nothing to heal

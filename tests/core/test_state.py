@@ -18,13 +18,15 @@ from molt.core.legality import RULES, first_refusal
 from molt.core.plan import Plan, Rest, Run, Wait, outcome, requests
 from molt.core.state import Phase, State, after_decision, after_event
 from molt.core.turns import (
-    STEP_NS_MAX,
+    PREFILL_CHUNK,
+    SLICE_NS_MAX,
     TURN_TOKENS,
     DecodeStep,
     LoadStep,
     PrefillStep,
     SwitchStep,
     next_step,
+    prefill_slice_ns,
     step_ns_max,
 )
 from tests.small import COSTS, LADDER, MIB
@@ -72,7 +74,7 @@ def test_a_demotion_trims_reserves_and_lands() -> None:
     assert usage_bytes(state, LADDER) == MIDDLE.resident_bytes + 99 * TOP.kv.bytes_per_token
     assert reserved_bytes(state, LADDER) == 149 * MIDDLE.kv.bytes_per_token + MIB  # new cache and map
     state = after_event(state, e.RungLoaded(at_ns=3, rung="tier1"))
-    assert next_step(state, COSTS) == SwitchStep("chat", "tier0", "tier1", 99)
+    assert next_step(state) == SwitchStep("chat", "tier0", "tier1", 99)
     state = after_event(
         state,
         e.Switched(
@@ -81,7 +83,7 @@ def test_a_demotion_trims_reserves_and_lands() -> None:
     )
     assert state.tenants["chat"].capacity == 149
     assert peak_bytes(state, LADDER) == usage_bytes(state, LADDER) == MIDDLE.resident_bytes + 149 * 2048
-    assert next_step(state, COSTS) == DecodeStep("chat", "tier1", 50, 99, settled=99, heal=0)
+    assert next_step(state) == DecodeStep("chat", "tier1", 50, 99, settled=99, heal=0)
 
 
 def test_the_order_of_decisions_is_release_first() -> None:
@@ -201,7 +203,7 @@ def test_rereading_drops_the_cache_at_once() -> None:
     chat = state.tenants["chat"]
     assert (chat.cache_rung, chat.read, chat.capacity) == ("tier1", 0, 149)
     assert reserved_bytes(state, LADDER) == 0
-    assert next_step(state, COSTS) == LoadStep("tier1")
+    assert next_step(state) == LoadStep("tier1")
 
 
 def test_parking_keeps_the_cells_and_shedding_the_newest() -> None:
@@ -213,7 +215,7 @@ def test_parking_keeps_the_cells_and_shedding_the_newest() -> None:
     back = decide(shed, Plan({"chat": Run("tier0")}))
     assert back.tenants["chat"].capacity == 149 - 59
     assert floor_bytes(parked, LADDER, 40) == usage_bytes(shed, LADDER)
-    assert next_step(parked, COSTS) is None
+    assert next_step(parked) is None
 
 
 def test_dropping_a_whole_cache_leaves_the_tokens_to_be_read_again() -> None:
@@ -226,7 +228,7 @@ def test_a_kill_takes_everything() -> None:
     state = after_event(running(), e.ProcessKilled(at_ns=9))
     assert usage_bytes(state, LADDER) == 0
     assert not state.alive
-    assert next_step(State(alive=False), COSTS) is None
+    assert next_step(State(alive=False)) is None
 
 
 def test_a_failed_switch_reads_again() -> None:
@@ -251,11 +253,11 @@ def test_foreground_goes_first_and_batch_takes_turns() -> None:
     for name in ("b1", "b2"):
         state = arrived(state, name, TenantKind.BATCH, prompt=1)
         state = after_decision(state, d.Admit(tenant=name, rung="tier0", capacity=50))
-    assert next_step(state, COSTS) == DecodeStep("chat", "tier0", 50, 99, settled=99, heal=0)
+    assert next_step(state) == DecodeStep("chat", "tier0", 50, 99, settled=99, heal=0)
     state = after_event(state, e.TenantFinished(at_ns=3, tenant="chat", reason="stop"))
     served = []
     for _ in range(4):
-        step = next_step(state, COSTS)
+        step = next_step(state)
         assert isinstance(step, DecodeStep)
         served.append((step.tenant, step.tokens))
         state = after_event(
@@ -274,10 +276,10 @@ def test_only_a_peer_that_runs_is_a_rival() -> None:
         (TenantKind.FOREGROUND, False, True),
     ):
         beside = arrived(state, "other", kind, prompt=1)
-        assert next_step(beside, COSTS) == alone
+        assert next_step(beside) == alone
         beside = after_decision(beside, d.Admit(tenant="other", rung="tier0", capacity=50))
         beside = after_decision(beside, d.Park(tenant="other")) if parked else beside
-        assert next_step(beside, COSTS) == (replace(alone, tokens=TURN_TOKENS) if rival else alone)
+        assert next_step(beside) == (replace(alone, tokens=TURN_TOKENS) if rival else alone)
 
 
 def test_who_comes_begins_level_with_the_last_of_its_peers() -> None:
@@ -302,43 +304,40 @@ def test_turns_do_not_depend_on_how_runs_are_cut(cut: int) -> None:
     state = arrived(state, "other", prompt=1)
     state = after_decision(state, d.Admit(tenant="other", rung="tier0", capacity=50))
     state = after_event(state, e.TokensProduced(at_ns=4, tenant="chat", rung="tier0", count=cut))
-    step = next_step(state, COSTS)
+    step = next_step(state)
     assert isinstance(step, DecodeStep)
     assert (step.tenant, step.tokens) == ("chat", TURN_TOKENS - cut)
 
 
-def test_a_long_prompt_is_read_in_chunks_short_enough_to_react() -> None:
-    step = next_step(running(prompt=500, read=0), COSTS)
+def test_a_long_prompt_is_read_in_chunks_that_are_fast() -> None:
+    """As large as pays, however slow the rung: what stops in time is a slice of a chunk."""
+    step = next_step(running(prompt=500, read=0))
     assert isinstance(step, PrefillStep)
-    assert step.tokens == 499
-    assert COSTS.rungs["tier0"].read.ns(step.chunk, 0) <= 250_000_000
-
-
-T = STEP_NS_MAX // 64
+    assert (step.tokens, step.chunk) == (499, PREFILL_CHUNK)
 
 
 @pytest.mark.parametrize(
-    ("read", "tokens"),
+    ("chunk_ns", "layers", "slice_ns"),
     [
-        (StepCost(0, T), 64),
-        (StepCost(1, T), 32),
-        (StepCost(0, T, pair_ns=1), 64),
-        (StepCost(0, STEP_NS_MAX), 8),
-        (StepCost(8 * STEP_NS_MAX, STEP_NS_MAX), 16),  # in exactly one and a half times the time of 8
-        (StepCost(8 * STEP_NS_MAX - 2, STEP_NS_MAX), 8),
-        (StepCost(8 * STEP_NS_MAX - 2, STEP_NS_MAX, pair_ns=1), 8),
-        (StepCost(0, 1), 128),
+        (SLICE_NS_MAX, 7, SLICE_NS_MAX),
+        (7 * SLICE_NS_MAX, 7, SLICE_NS_MAX),
+        (7 * SLICE_NS_MAX + 1, 7, SLICE_NS_MAX + 1),  # a layer is not stopped
+        (70 * SLICE_NS_MAX, 7, 10 * SLICE_NS_MAX),
+        (70 * SLICE_NS_MAX, 1, 70 * SLICE_NS_MAX),
     ],
 )
-def test_a_chunk_is_the_most_that_is_short_enough(read: StepCost, tokens: int) -> None:
-    """Within the longest step, or, on a slow rung, within one and a half times the fewest tokens; on no context."""
-    costs = replace(COSTS, rungs={"tier0": replace(COSTS.rungs["tier0"], read=read)})
-    step = next_step(running(prompt=500, read=0), costs)
-    assert isinstance(step, PrefillStep)
-    assert step.chunk == tokens
-    assert step_ns_max(costs.rungs["tier0"], 300) == max(
-        read.ns(tokens, 300), costs.rungs["tier0"].decode.ns(1, 300)
-    )
+def test_a_slice_of_prefill_is_short_or_one_layer(chunk_ns: int, layers: int, slice_ns: int) -> None:
+    rung = replace(COSTS.rungs["tier0"], read=StepCost(chunk_ns, 0))
+    assert prefill_slice_ns(rung, layers, PREFILL_CHUNK, 300) == slice_ns
+
+
+def test_the_longest_step_is_a_slice_of_prefill_or_a_token() -> None:
+    """A whole chunk where that is shorter than a slice, a token where that is longer; only tokens heal."""
+    rung = replace(COSTS.rungs["tier0"], read=StepCost(0, 1), decode=StepCost(0, 70))
+    assert step_ns_max(rung, 7, 300) == PREFILL_CHUNK
+    assert step_ns_max(rung, 7, 300, heal_stretch=2.0) == 140
+    slow = replace(rung, read=StepCost(700 * SLICE_NS_MAX, 0))
+    assert step_ns_max(slow, 7, 300, heal_stretch=2.0) == 100 * SLICE_NS_MAX
 
 
 # --- legality: each rule refuses what it is there for ---

@@ -126,9 +126,9 @@ class Faulty(Paced):
         self._may_die("admit")
         super().admit(tenant, request, rung, capacity)
 
-    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
         self._may_die("prefill")
-        super().prefill(tenant, tokens, chunk)
+        super().prefill(tenant, tokens, chunk, within_ns)
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         self._may_die("decode")
@@ -287,7 +287,7 @@ def test_whom_every_engine_fails_at_is_given_up() -> None:
 def test_who_leaves_frees_its_memory_at_the_next_boundary() -> None:
     """While reading and while decoding: no token later, no byte left."""
     tenants = [
-        dataclasses.replace(small.tenant("reads", prompt_tokens=900), leaves_ns=1500 * MS),
+        dataclasses.replace(small.tenant("reads", prompt_tokens=900), leaves_ns=2500 * MS),
         dataclasses.replace(
             small.tenant("decodes", arrives_ns=6 * S, prompt_tokens=4, max_tokens=200), leaves_ns=9 * S
         ),

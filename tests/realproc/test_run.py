@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from molt.core.bound import CHUNK_NS_MAX
 from molt.core.engine_protocol import EngineKind
+from molt.core.turns import SLICE_NS_MAX
 from molt.errors import InputError
 from molt.formats import log
 from realproc.kernel.control_groups import ControlGroups
@@ -184,7 +184,7 @@ def test_a_reported_budget_must_hold_until_the_world_can_take_the_next(scenario:
     step_times.boundary_ns = lambda: boundary_ns  # type: ignore[method-assign]
     step_times.slower = lambda token_ns: slower  # type: ignore[method-assign]
     stretches_ns = reaction_ns() - fixed_ns - 2 * boundary_ns
-    assert 0 < stretches_ns <= 2 * CHUNK_NS_MAX
+    assert 0 < stretches_ns <= 2 * SLICE_NS_MAX
     boundary_ns *= 3
     assert reaction_ns() == fixed_ns + 2 * boundary_ns + stretches_ns
     slower = 2.5

@@ -59,9 +59,9 @@ class Talker(Paced):
         self.decoded += made.count
         return replace(made, pieces=tuple(self._says(before + i) for i in range(made.count)))
 
-    def prefill(self, tenant: str, tokens: int, chunk: int) -> None:
+    def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
+        super().prefill(tenant, tokens, chunk, within_ns)
         self.calls.append(f"read {tokens}")
-        super().prefill(tenant, tokens, chunk)
 
     def holds(self) -> set[str]:
         """Tenants with a cache."""
