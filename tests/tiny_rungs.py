@@ -38,6 +38,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,12 +113,14 @@ def large() -> TinyRung:
     return tiny()
 
 
-@pytest.fixture(scope="session", params=["qwen2", "qwen3", "llama", "llama3"])
+@pytest.fixture(scope="session", params=["qwen2", "qwen3", "llama", "llama3", "yarn"])
 def any_rung(request: pytest.FixtureRequest) -> TinyRung:
     """Every supported architecture and RoPE variant."""
     match request.param:
         case "llama3":
             return tiny("llama", rope_parameters=LLAMA3)
+        case "yarn":
+            return tiny("llama", rope_parameters=YARN)
         case kind:
             return tiny(kind)
 
