@@ -18,12 +18,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from molt.units import MIB, SECOND_NS
 from realproc.kernel import limited_group
 from realproc.kernel.guard import Guard
 from realproc.kernel.pressure import Allocator, AllocatorSpec, Targets
 from realproc.kernel.record import command
-from realproc.kernel.signals import SECOND_NS
-from realproc.kernel.touched_pages import MIB
 
 LIMIT_BYTES = 64 * MIB
 DURATION_NS = 40 * SECOND_NS

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 from molt.errors import InputError
 
+MIB = 2**20
+MS_NS, SECOND_NS = 1_000_000, 1_000_000_000
 QUANTITY_MAX = 2**63 - 1
 """Largest number of bytes, nanoseconds or millionths that is accepted: it fits a signed 64-bit word."""
 

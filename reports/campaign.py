@@ -26,17 +26,15 @@ from typing import Any
 from tabulate import tabulate
 
 from molt.errors import InputError
-from molt.units import format_size
+from molt.units import MIB, format_size
 from reports import formatting
 from reports.confidence import lower_bound, upper_bound
 from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
-from reports.publish import PUBLISHED as ALL_PUBLISHED
-from reports.publish import command, run_command
+from reports.publish import PUBLISHED, command, run_command
 
-PUBLISHED = ALL_PUBLISHED / "real"
-LOOK_NS = 10_000_000
+PUBLISHED_REAL = PUBLISHED / "real"
+SIGNAL_LOOK_NS = 10_000_000
 """How long after it was true a usage is seen at the latest, by the signal that looks every 10 ms."""
-MIB = 2**20
 GRAIN_BYTES = 3 * MIB // 2
 """What nobody sees: a change of less than a MiB is not told, and the kernel counts in batches of half a MiB."""
 
@@ -115,7 +113,7 @@ def bound_bytes(trial: Trial) -> float | None:
     if not parts:
         return None
     first = parts[0]
-    reaction_ns = LOOK_NS + first["boundary_ns"] + first["release_ns"]
+    reaction_ns = SIGNAL_LOOK_NS + first["boundary_ns"] + first["release_ns"]
     room = trial["line_bytes"] - first["held_bytes"]
     return float(trial["fastest_bytes_per_s"] * reaction_ns / NS_PER_S - room)
 
@@ -234,7 +232,7 @@ def page(campaign: Campaign, name: str, made_by: str) -> str:
 
 # --- the picture --------------------------------------------------------------------------------------------
 
-WIDTH, HEIGHT, EDGE = 640, 400, 60
+PICTURE_WIDTH, HEIGHT, EDGE = 640, 400, 60
 COLOURS = ("#3b6fb6", "#3a9d6e", "#c08a2e", "#8b5fbf")
 MISS = "#c62828"
 
@@ -251,17 +249,17 @@ def picture(campaign: Campaign) -> str:
     high = max([10.0, *(max(b, o) for b, o, _, _ in placed)])
 
     def x(value: float) -> float:
-        return EDGE + (WIDTH - 2 * EDGE) * (value - low) / (high - low)
+        return EDGE + (PICTURE_WIDTH - 2 * EDGE) * (value - low) / (high - low)
 
     def y(value: float) -> float:
         return HEIGHT - EDGE - (HEIGHT - 2 * EDGE) * (value - low) / (high - low)
 
     colour = dict(zip(rates, COLOURS, strict=False))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PICTURE_WIDTH} {HEIGHT}" '
         'font-family="sans-serif" font-size="12">',
         "<title>Overshoot against its bound</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        f'<rect width="{PICTURE_WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         f'<line x1="{x(low):.1f}" y1="{y(low):.1f}" x2="{x(high):.1f}" y2="{y(high):.1f}" stroke="#444"/>',
         f'<line x1="{x(low):.1f}" y1="{y(0):.1f}" x2="{x(high):.1f}" y2="{y(0):.1f}" stroke="#bbb"/>',
         *(
@@ -274,7 +272,8 @@ def picture(campaign: Campaign) -> str:
             for i, rate in enumerate(rates)
         ),
         f'<text x="{EDGE}" y="{20 + 15 * len(rates)}" fill="{MISS}">miss</text>',
-        f'<text x="{WIDTH / 2}" y="{HEIGHT - 20}" text-anchor="middle">bound, MiB ({low:.0f} to {high:.0f})</text>',
+        f'<text x="{PICTURE_WIDTH / 2}" y="{HEIGHT - 20}" text-anchor="middle">'
+        f"bound, MiB ({low:.0f} to {high:.0f})</text>",
         f'<text x="18" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 18 {HEIGHT / 2})">'
         f"above the line, MiB ({low:.0f} to {high:.0f})</text>",
         "</svg>",
@@ -350,7 +349,7 @@ def _table(headers: list[str], body: list[list[Any]]) -> str:
     return tabulate(body, headers, tablefmt="github", colalign=align if body else None, disable_numparse=True)
 
 
-def publish(file: Path, folder: Path = PUBLISHED) -> str:
+def publish(file: Path, folder: Path = PUBLISHED_REAL) -> str:
     """Copy a campaign's file and write its page and picture beside it; returns their name."""
     campaign = Campaign.read(file)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """One policy's run as a picture, in numbers: step areas of memory, the levers, and a lane for each tenant.
 
-Paths are SVG path data in a box of ``WIDTH`` x height units that the page stretches over whatever width there
+Paths are SVG path data in a box of ``CHART_WIDTH`` x height units that the page stretches over whatever width there
 is; text is placed beside the box by percentages. Time runs from 0 to the end of the longest run, and the
 memory axis is the same for every policy, so charts can be compared by eye.
 
@@ -18,7 +18,7 @@ from reports.run_log import Attempt, Fate, Record, RunLog
 from reports.texts import ending
 from reports.timeline import Doing, TimelinePhase, phases
 
-WIDTH = 1000
+CHART_WIDTH = 1000
 MEMORY_HEIGHT = 200
 LANE_HEIGHT = 24
 RUNG_COLOURS = 6
@@ -36,7 +36,7 @@ class Scale:
 
     def x(self, at_ns: int) -> float:
         """Units from the left."""
-        return WIDTH * at_ns / self.end_ns
+        return CHART_WIDTH * at_ns / self.end_ns
 
     def y(self, size_bytes: int) -> float:
         """Units from the top; what is higher than the box is drawn at its edge."""
@@ -149,7 +149,7 @@ def _steps(run: RunLog, scale: Scale) -> Iterator[Step]:
     drawn: tuple[int, Parts] | None = None
     for column, here in columns.items():
         for x, step in ((column, max(here, key=lambda step: step[0])), (column + 1, here[-1])):
-            if step != drawn and x <= WIDTH and (x == column or x not in columns):
+            if step != drawn and x <= CHART_WIDTH and (x == column or x not in columns):
                 yield x, *step
                 drawn = step
 
@@ -281,7 +281,7 @@ def _lever_marks(decisions: Iterable[Record], scale: Scale) -> Iterator[Mark]:
     """Decisions too close to be told apart share a mark."""
     columns: dict[int, list[Record]] = {}
     for record in decisions:
-        columns.setdefault(int(scale.x(record["at_ns"])) * MARK_COLUMNS // WIDTH, []).append(record)
+        columns.setdefault(int(scale.x(record["at_ns"])) * MARK_COLUMNS // CHART_WIDTH, []).append(record)
     for together in columns.values():
         yield Mark(scale.left(together[0]["at_ns"]), "; ".join(map(_lever_label, together)))
 

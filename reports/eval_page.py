@@ -17,9 +17,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from molt.evals import text_tables
 from molt.evals.result import HandoffTable, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
 from reports.formatting import machine, printable
+from reports.page import TEMPLATES
 from reports.publish import PUBLISHED, run_command
 
-TEMPLATES = Path(__file__).resolve().parent / "templates"
 TITLES: Mapping[str, str] = {
     "handoff": "The switch, judged",
     "ablation": "The switch, one dial at a time",
@@ -27,7 +27,7 @@ TITLES: Mapping[str, str] = {
     "residuals": "What the maps leave unexplained",
     "switch-cost": "What a switch costs",
 }
-README_ROWS = (
+HANDOFF_ROWS = (
     "own cache (floor)",
     "full mechanism",
     "after healing",
@@ -122,7 +122,7 @@ def readme_table(table: HandoffTable, source: str, dest: str) -> str:
 def _short(route: RouteTable) -> text_tables.Grid:
     rows = []
     for row in route.rows:
-        if not row.name.startswith(README_ROWS):
+        if not row.name.startswith(HANDOFF_ROWS):
             continue
         of, cost = row.columns, row.cost
         rows.append(

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from reports import formatting
-from reports.chart import LANE_HEIGHT, MEMORY_HEIGHT, WIDTH, Chart, chart, rung_style, shared_scale
+from reports.chart import CHART_WIDTH, LANE_HEIGHT, MEMORY_HEIGHT, Chart, chart, rung_style, shared_scale
 from reports.metrics import NS_PER_MS
 from reports.real_processes import REAL_METRICS
 from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
@@ -96,7 +96,7 @@ def contents(summary: Mapping[str, Any], runs: Mapping[str, RunLog]) -> Contents
         "policies": [_policy(name, summary, run, chart(run, scale)) for name, run in runs.items()],
         "rows": rows(summary),
         "definitions": {key: _definition(metric) for key, metric in _metrics(summary).items()},
-        "box": {"width": WIDTH, "memory": MEMORY_HEIGHT, "lane": LANE_HEIGHT},
+        "box": {"width": CHART_WIDTH, "memory": MEMORY_HEIGHT, "lane": LANE_HEIGHT},
         "facts": {key: _plain(header.get(key)) for key in ("commit", "machine", "versions")},
         "scenario": _pretty(header.get("scenario")),
         "ladder": _pretty(header.get("ladder")),

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.chart import LANE_HEIGHT, MEMORY_HEIGHT, WIDTH
+from reports.chart import CHART_WIDTH, LANE_HEIGHT, MEMORY_HEIGHT
 
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 30
+MARGIN_LEFT, RIGHT, TOP, BOTTOM = 64, 16, 34, 30
 DRAWN_WIDTH, DRAWN_MEMORY, DRAWN_LANE, TITLE, GAP = 800, 90, 12, 22, 16
 LEGEND = (
     ("r0", "tier0"),
@@ -70,9 +70,10 @@ def drawn(page: str, title: str) -> str:
         body += _drawn_panel(panel, top)
         top += _height(panel)
     height = top + BOTTOM
+    width = MARGIN_LEFT + DRAWN_WIDTH + RIGHT
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + DRAWN_WIDTH + RIGHT} {height}" role="img">',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
             f"<title>{html.escape(title)}</title>",
             f"<style>{STYLE}</style>",
             '<rect width="100%" height="100%" rx="6" fill="#ffffff"/>',
@@ -121,29 +122,29 @@ def _height(panel: Panel) -> int:
 
 def _drawn_panel(panel: Panel, top: int) -> Iterator[str]:
     """The name, the memory with its axis, and a lane for each tenant."""
-    yield f'<text class="name" x="{LEFT}" y="{top + TITLE - 7}">{html.escape(panel.name)}</text>'
+    yield f'<text class="name" x="{MARGIN_LEFT}" y="{top + TITLE - 7}">{html.escape(panel.name)}</text>'
     floor = top + TITLE + DRAWN_MEMORY
     for at, label in panel.sizes:
         y = floor - DRAWN_MEMORY * at / 100
-        yield f'<path class="rule" d="M{LEFT} {y:.1f}h{DRAWN_WIDTH}"/>'
-        yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{html.escape(label)}</text>'
+        yield f'<path class="rule" d="M{MARGIN_LEFT} {y:.1f}h{DRAWN_WIDTH}"/>'
+        yield f'<text x="{MARGIN_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{html.escape(label)}</text>'
     yield from _group(panel.memory, top + TITLE, DRAWN_MEMORY / MEMORY_HEIGHT)
     for number, lane in enumerate(panel.lanes):
         yield from _group(lane, floor + 2 + number * (2 + DRAWN_LANE), DRAWN_LANE / LANE_HEIGHT)
     for at in panel.kills:
-        x, height = LEFT + DRAWN_WIDTH * at / 100, _height(panel) - TITLE - GAP
+        x, height = MARGIN_LEFT + DRAWN_WIDTH * at / 100, _height(panel) - TITLE - GAP
         yield f'<path class="kill" d="M{x:.1f} {top + TITLE}v{height}"/>'
         yield f'<text class="killed" x="{x + 5:.1f}" y="{top + TITLE + 12}">killed by the OS</text>'
 
 
 def _group(shapes: tuple[tuple[str, str], ...], top: float, scale: float) -> Iterator[str]:
-    yield f'<g transform="translate({LEFT} {top}) scale({DRAWN_WIDTH / WIDTH} {scale:.4g})">'
+    yield f'<g transform="translate({MARGIN_LEFT} {top}) scale({DRAWN_WIDTH / CHART_WIDTH} {scale:.4g})">'
     yield from (f'<path class="{style}" d="{path}"/>' for style, path in shapes)
     yield "</g>"
 
 
 def _legend() -> Iterator[str]:
-    x = LEFT
+    x = MARGIN_LEFT
     for style, label in LEGEND:
         yield f'<rect class="{style}" x="{x}" y="13" width="10" height="10"/>'
         yield f'<text x="{x + 15}" y="22">{label}</text>'
@@ -154,5 +155,5 @@ def _legend() -> Iterator[str]:
 def _axis(panel: Panel, top: int) -> Iterator[str]:
     for at, label in panel.times:
         anchor = "start" if at == 0 else "end" if at == 100 else "middle"
-        x = LEFT + DRAWN_WIDTH * at / 100
+        x = MARGIN_LEFT + DRAWN_WIDTH * at / 100
         yield f'<text x="{x:.1f}" y="{top + 4}" text-anchor="{anchor}">{html.escape(label)}</text>'

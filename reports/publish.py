@@ -27,7 +27,7 @@ PUBLISHED = Path(__file__).resolve().parent / "published"
 SCENARIOS = PUBLISHED.parent.parent / "scenarios"
 README = PUBLISHED.parent.parent / "README.md"
 DOCS = PUBLISHED.parent.parent / "docs"
-README_ROWS = (
+RUN_ROWS = (
     "killed by the OS",
     "answers finished",
     "tokens lost",
@@ -91,7 +91,7 @@ def options(run: Path, summary: Mapping[str, Any]) -> str:
 def readme_table(summary: Mapping[str, Any]) -> str:
     """The rows of the README as a Markdown table, one column a policy."""
     policies = list(summary["policies"])
-    shown = [row for row in rows(summary) if row.label in README_ROWS or row.label.startswith("tokens on ")]
+    shown = [row for row in rows(summary) if row.label in RUN_ROWS or row.label.startswith("tokens on ")]
     lines = [
         f"| | {' | '.join(policies)} |",
         "|---|" + "---:|" * len(policies),

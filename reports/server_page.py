@@ -24,7 +24,7 @@ PICTURES: dict[str, dict[str, Any]] = {
         "device_scale_factor": 2,
     },
 }
-TOKENS = "160"
+ANSWER_LENGTH = "160"
 WAIT_MS = 60_000
 PHONE_PX = 700
 
@@ -34,7 +34,7 @@ def picture(page: Any, address: str, path: Path) -> None:
     page.set_default_timeout(WAIT_MS)
     page.goto(address)
     page.get_by_role("button", name="Room for tier0").click()
-    page.get_by_label("Tokens").fill(TOKENS)
+    page.get_by_label("Tokens").fill(ANSWER_LENGTH)
     page.get_by_role("button", name="as three tenants").click()
     first, second, _ = (page.locator("article").nth(i) for i in range(3))
     first.locator(".words.r0").first.wait_for()

@@ -8,10 +8,10 @@ from typing import Any
 
 from tabulate import tabulate
 
+from molt.units import MIB
 from reports import formatting
 
 Policy = Mapping[str, Any]  # one policy's part of the summary
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)

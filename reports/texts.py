@@ -12,7 +12,7 @@ from reports.metrics import NS_PER_MS
 from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
 
 MARK = "▪"  # stands for a token whose text is not in the log
-NAME_CHARS_MAX = 80
+FILE_NAME_CHARS_MAX = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def file_names(run: RunLog) -> Mapping[str, str]:
     """A file name for each tenant: no tenant's name can lead out of the folder or hit another file."""
     names: dict[str, str] = {}
     for tenant in run.answers:
-        stem = re.sub(r"[^A-Za-z0-9._-]", "_", tenant)[:NAME_CHARS_MAX].lstrip(".") or "_"
+        stem = re.sub(r"[^A-Za-z0-9._-]", "_", tenant)[:FILE_NAME_CHARS_MAX].lstrip(".") or "_"
         taken = {name.lower() for name in names.values()}
         choices = (f"{stem}{suffix}.txt" for suffix in ("", *(f"~{i}" for i in range(2, len(taken) + 3))))
         names[tenant] = next(name for name in choices if name.lower() not in taken)

@@ -39,11 +39,11 @@ from molt.formats.log import Log
 from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
 from molt.policies.molt import Molt
 from molt.policies.restart import Restart
+from molt.units import MIB
 from sim.coverage import MECHANISMS, fired
 from sim.faults import Faults, FaultyEngine
 from sim.world import SimulatedWorld
 
-MIB = 1 << 20
 POSITIONS = 8192
 MS = 1_000_000
 S = 1_000_000_000

@@ -18,8 +18,8 @@ from molt.kv.transplant import Islands
 
 FIRST = (0, 1, 4, 16, 64)
 LAST = (0, 4, 16, 64)
-SOURCES = (1, 2, 4)
-ROWS = (3_000, 10_000)
+SOURCES_DIAL = (1, 2, 4)
+ROWS_DIAL = (3_000, 10_000)
 RANKS = (64, 128, 256)
 RIDGES = (1e-3, 1e-1)
 
@@ -85,7 +85,7 @@ def _map_dials(
     rotated = baseline_maps.collect(bench, route, rotated=True, progress=progress).solve()
     rows = sums.rows
     maps = {f"fitted here: as shipped, {rows} rows": sums.solve()}
-    for count in SOURCES:
+    for count in SOURCES_DIAL:
         if count < crossing.source.layout.layers:
             maps[f"fitted here: {count} source layer{'s' * (count > 1)}"] = sums.solve(count)
     for rank in RANKS:
@@ -95,7 +95,7 @@ def _map_dials(
     maps["fitted here: K by its slopes within a text"] = sums.solve(keys_from=within)
     for ridge in RIDGES:
         maps[f"fitted here: ridge {ridge:g}"] = sums.solve(ridge=ridge)
-    for fewer in ROWS:
+    for fewer in ROWS_DIAL:
         few = baseline_maps.collect(bench, route, rows=fewer, progress=progress)
         maps[f"fitted here: {few.rows} rows"] = few.solve()
     return [

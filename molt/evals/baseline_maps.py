@@ -27,7 +27,7 @@ from molt.kv.transplant import Islands
 from molt.models.pico.corpus import documents
 from molt.models.rope import Rope
 
-ROWS = 20_000
+BASELINE_ROWS = 20_000
 RIDGE = 1e-5
 """Penalty relative to the mean variance of the features."""
 
@@ -151,7 +151,7 @@ def collect(
     *,
     rotated: bool = False,
     within: bool = False,
-    rows: int = ROWS,
+    rows: int = BASELINE_ROWS,
     progress: Progress = quietly,
 ) -> Sums:
     """The sums of a route over the documents that pico's maps are fitted on; raises ``Unfit``.

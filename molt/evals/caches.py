@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from molt.evals.baseline_maps import flat
-from molt.evals.healed import TOKENS, healed, predict_healing, steps_needed
+from molt.evals.healed import HEALED_TOKENS, healed, predict_healing, steps_needed
 from molt.evals.scoring import Predictions, SourceSide, predict
 from molt.evals.setup import JudgedText
 from molt.evals.switch_flops import transplant_flops
@@ -34,7 +34,7 @@ from molt.models.model_config import ModelShape
 OWN = "own cache (floor)"
 NOTHING = "no history"
 FULL = "full mechanism"
-HEALING = f"healing, {TOKENS} tokens a step"
+HEALING = f"healing, {HEALED_TOKENS} tokens a step"
 HEALED = "after healing"
 ONE_LAYER = "one source layer"
 ROTATED = "no RoPE sandwich, fitted so"

@@ -24,7 +24,7 @@ from molt.kv.kv_state import KVState
 from molt.kv.loaded_rung import CHUNK_TOKENS, LoadedRung, log_probabilities
 from molt.kv.project import KVMap, LayerMap, project
 
-GREEDY_TOKENS = 16
+CONTINUED_TOKENS = 16
 RELATIVE = 1e-5
 """Limit of a round trip in float32, relative to the largest value: some fifty roundings."""
 
@@ -38,8 +38,8 @@ def check_rung(rung: LoadedRung, name: str, precision: str, known: Sequence[int]
     """All gates of one rung, on one text whose last token is fed."""
     last, position = known[-1], len(known) - 1
     cache = rung.read_afresh(known[:-1])
-    assert rung.max_positions > position + GREEDY_TOKENS, "no room behind the text"
-    undisturbed = continue_greedily(rung, cache, last, position, GREEDY_TOKENS).ids
+    assert rung.max_positions > position + CONTINUED_TOKENS, "no room behind the text"
+    undisturbed = continue_greedily(rung, cache, last, position, CONTINUED_TOKENS).ids
     return [
         _reinjected(rung, name, cache, last, position),
         _round_trip(rung, name, cache),

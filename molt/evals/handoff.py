@@ -30,7 +30,7 @@ from molt.evals.caches import (
     moments,
     references,
 )
-from molt.evals.gates import GREEDY_TOKENS, check_rung
+from molt.evals.gates import CONTINUED_TOKENS, check_rung
 from molt.evals.healed import steps_needed
 from molt.evals.result import Cost, Gate, HandoffTable, JudgedRow, LeftOut, RouteTable
 from molt.evals.scoring import (
@@ -86,7 +86,7 @@ def check_gates(
     gates: list[Gate] = []
     for number, rung in enumerate(rungs):
         progress("gates", number, len(rungs))
-        room = bench.spec.ladder.rung(rung.name).max_positions - GREEDY_TOKENS
+        room = bench.spec.ladder.rung(rung.name).max_positions - CONTINUED_TOKENS
         gates += check_rung(bench.rung(rung.name), rung.name, rung.precision, known[:room])
     progress("gates", len(rungs), len(rungs))
     return gates

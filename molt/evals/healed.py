@@ -15,13 +15,13 @@ from molt.kv.cache import PreallocatedCache
 from molt.kv.handoff_quality import filled
 from molt.kv.loaded_rung import LoadedRung, log_probabilities
 
-TOKENS = 32
+HEALED_TOKENS = 32
 """Re-read in a decode step: the most that the policy molt takes unless told otherwise."""
 
 
 def steps_needed(cells: int, settled: int) -> int:
     """Decode steps until every cell is exact, those added on the way included."""
-    return -(-(cells - settled) // (TOKENS - 1))
+    return -(-(cells - settled) // (HEALED_TOKENS - 1))
 
 
 def predict_healing(
@@ -48,7 +48,7 @@ def _heal(
     fork, text, rows = cache.fork(spare=len(following)), [*known, *following], []
     for end in range(len(known), len(text)):
         cells = fork.cells
-        count = chunk(cells, settled, TOKENS)
+        count = chunk(cells, settled, HEALED_TOKENS)
         rows.append(heal.step(dest, fork, text[:end], settled, count))
         settled = settled_after(cells, settled, count)
     return log_probabilities(torch.stack(rows)), fork

@@ -16,7 +16,7 @@ import torch
 
 from molt.core.healing import CHUNKS
 from molt.core.ladder import Route, RouteKind
-from molt.evals.healed import TOKENS
+from molt.evals.healed import HEALED_TOKENS
 from molt.evals.result import HealingPace, LengthCost, RouteCost, SwitchCost, Times
 from molt.evals.setup import LoadedLadder, Progress, Settings, origin, quietly
 from molt.evals.switch_flops import transplant_flops
@@ -156,7 +156,7 @@ def healing(dest: LoadedRung, ids: Sequence[int], context: int) -> list[HealingP
     """Decode steps that heal a cache of ``context`` tokens, by how many tokens they re-read, beside bare ones."""
     known = [ids[position % len(ids)] for position in range(context + 1)]
     cache = _repeated(dest, known[:-1])
-    return [_pace(dest, cache, known, tokens) for tokens in CHUNKS if tokens <= min(TOKENS, context)]
+    return [_pace(dest, cache, known, tokens) for tokens in CHUNKS if tokens <= min(HEALED_TOKENS, context)]
 
 
 def _pace(dest: LoadedRung, cache: PreallocatedCache, known: Sequence[int], tokens: int) -> HealingPace:

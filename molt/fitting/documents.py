@@ -28,7 +28,7 @@ from molt.program import run_command
 
 CHAT_TOKEN = "<|im_start|>"  # noqa: S105
 SYSTEM = "You are a helpful assistant."
-HELDOUT_FRACTION = 0.10  # of Python's modules; prose brings its own split
+MODULES_HELDOUT = 0.10  # of Python's modules; prose brings its own split
 CHAT_FRACTION = 0.25
 CHARS_MIN = 1200
 TURNS_MAX = 12
@@ -77,7 +77,7 @@ def mixed_corpus() -> Corpus:
     parts = []
     for split in ("train", "heldout"):
         modules = [
-            one for one in code if (_share("heldout", one[0]) < HELDOUT_FRACTION) == (split == "heldout")
+            one for one in code if (_share("heldout", one[0]) < MODULES_HELDOUT) == (split == "heldout")
         ]
         parts.append(_in_turn(prose[split], modules))
     fit, heldout = parts

@@ -17,7 +17,7 @@ from molt.errors import LadderError
 from molt.formats.json_file import read_json
 
 MANIFEST = "molt.json"
-FORMAT = 1
+MANIFEST_FORMAT = 1
 CHUNK_BYTES = 1 << 20
 
 
@@ -38,7 +38,7 @@ def write_manifest(
     The folder is complete from the moment this returns.
     """
     files = {name: _entry(folder / name, advance) for name in names}
-    content = {"format": FORMAT, "vocabulary": vocabulary, "files": files}
+    content = {"format": MANIFEST_FORMAT, "vocabulary": vocabulary, "files": files}
     partial = folder / f"{MANIFEST}.partial"
     with partial.open("w", encoding="utf-8") as file:
         json.dump(content, file, indent=2)
@@ -61,8 +61,8 @@ def read_manifest(folder: Path) -> Mapping[str, Entry]:
     path = folder / MANIFEST
     content = read_json(path)
     try:
-        if content["format"] != FORMAT:
-            raise LadderError(f"{path}: format {content['format']!r} is not read; valid: {FORMAT}")
+        if content["format"] != MANIFEST_FORMAT:
+            raise LadderError(f"{path}: format {content['format']!r} is not read; valid: {MANIFEST_FORMAT}")
         return {
             Path(name).name: Entry(int(entry["bytes"]), int(entry["mtime_ns"]), str(entry["sha256"]))
             for name, entry in content["files"].items()

@@ -23,7 +23,7 @@ from molt.kv.kv_state import KVState
 from molt.models.arena import Arena
 
 CPU = torch.device("cpu")
-DTYPES = {4: torch.float32, 2: torch.bfloat16}
+CELL_DTYPES = {4: torch.float32, 2: torch.bfloat16}
 """What a cache is stored in, by ``KVLayout.dtype_bytes``."""
 
 
@@ -138,7 +138,7 @@ class PreallocatedCache:
     def _room(self, capacity: int) -> Tensor:
         """Room (H, capacity, D) in memory of its own, which goes back to the system when it is dropped."""
         shape = (self.layout.kv_heads, capacity, self.layout.head_dim)
-        dtype = DTYPES[self.layout.dtype_bytes]
+        dtype = CELL_DTYPES[self.layout.dtype_bytes]
         if capacity == 0 or self.device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=self.device)
         arena = Arena.anonymous(math.prod(shape) * dtype.itemsize)

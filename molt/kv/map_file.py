@@ -26,7 +26,7 @@ from molt.kv.project import Code, KVMap, LayerMap
 from molt.models.ladder_file import LadderSpec
 from molt.models.predict import map_bytes
 
-FORMAT = "molt.kv.map/2"
+MAP_FORMAT = "molt.kv.map/2"
 _unaltered: set[tuple[Path, int, int]] = set()  # path, size, mtime_ns of files that matched their digest
 
 
@@ -110,7 +110,7 @@ def save(path: Path, kv_map: KVMap, card: MapCard) -> None:
     card = replace(card, digest=_digest(tensors, card))
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(
-        tensors, path, metadata={"molt": json.dumps({"format": FORMAT, **asdict(card)}, sort_keys=True)}
+        tensors, path, metadata={"molt": json.dumps({"format": MAP_FORMAT, **asdict(card)}, sort_keys=True)}
     )
 
 
@@ -172,8 +172,8 @@ def _open(path: Path) -> tuple[MapCard, dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (OSError, SafetensorError, ValueError) as error:
         raise MapRefused(f"{path}: not a whole safetensors file ({error})") from error
-    if card.pop("format", None) != FORMAT:
-        raise MapRefused(f"{path}: not a map of format {FORMAT}")
+    if card.pop("format", None) != MAP_FORMAT:
+        raise MapRefused(f"{path}: not a map of format {MAP_FORMAT}")
     try:
         return MapCard(**{key: _frozen(value) for key, value in card.items()}), tensors
     except TypeError as error:

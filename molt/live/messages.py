@@ -21,7 +21,7 @@ from molt.core.events import Handoff
 
 MESSAGE_BYTES_MAX = 64 << 20
 LENGTH_BYTES = 4
-READ_BYTES = 1 << 16
+PIPE_READ_BYTES = 1 << 16
 LOOK_S = 0.2
 """How soon a deadline that was moved is noticed."""
 
@@ -233,7 +233,7 @@ class Pipe:
         while len(self._pending) < size:
             _wait(self._readable, until_s)
             try:
-                some = os.read(self._incoming, READ_BYTES)
+                some = os.read(self._incoming, PIPE_READ_BYTES)
             except OSError as error:
                 raise Ended(str(error)) from error
             if not some:

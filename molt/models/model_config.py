@@ -21,7 +21,7 @@ from molt.formats.yaml_file import nearest, show, validate
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 NUMBER_MAX = 1e30
 ROPE_THETA = 10_000.0  # where config.json is silent
-ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+ACTIVATION_NAMES = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
 ROPE_NEEDED: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -267,8 +267,8 @@ def _bad_class(fields: _Fields) -> str | None:
     wanted = FAMILIES[fields.model_type].causal_lm
     if fields.architectures and wanted not in fields.architectures:
         return f"architectures: {show(fields.architectures)}, only {wanted} is supported"
-    if fields.hidden_act not in ACTIVATIONS:
-        supported = nearest(fields.hidden_act, ACTIVATIONS)
+    if fields.hidden_act not in ACTIVATION_NAMES:
+        supported = nearest(fields.hidden_act, ACTIVATION_NAMES)
         return f"hidden_act: {show(fields.hidden_act)} is not supported; {supported}"
     return None
 

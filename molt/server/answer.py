@@ -19,8 +19,8 @@ from molt.core import decisions as d
 from molt.core import events as e
 from molt.core.ladder import RouteKind
 from molt.server.stop_strings import StopStrings
+from molt.units import MS_NS
 
-MS_NS = 1_000_000
 KILLED = "the engine's process was killed during this answer"
 
 FlopsSaved = Callable[[str, str, int, int], float | None]

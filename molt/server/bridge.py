@@ -25,11 +25,12 @@ from molt.core.events import TenantKind
 from molt.core.ladder import Ladder
 from molt.formats.log import plain
 from molt.live.live_world import Decided, MemorySample, WorldRecord
-from molt.server.answer import MS_NS, AnswerRecord, Broken
+from molt.server.answer import AnswerRecord, Broken
 from molt.server.error_answers import Unavailable
 from molt.server.limits import Limits
 from molt.server.observers import Observers
 from molt.server.prometheus import Metrics
+from molt.units import MS_NS
 
 SHUTTING_DOWN = "the server is shutting down"
 

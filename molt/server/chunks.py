@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from molt.server.answer import MS_NS, Answer, AnswerEvent, AnswerText
+from molt.server.answer import Answer, AnswerEvent, AnswerText
+from molt.units import MS_NS
 
 DONE = b"data: [DONE]\n\n"
 

@@ -35,12 +35,10 @@ from molt.jobs import job
 from molt.jobs.job import Job
 from molt.live.remote import ChildSpec
 from molt.program import option
-from molt.units import parse_duration, parse_size, show_size
+from molt.units import MIB, SECOND_NS, parse_duration, parse_size, show_size
 from realproc.campaigns.fork_server import ForkedEngine, ForkServer
 from realproc.campaigns.trial import PressureStep, TrialResult, TrialSubject, VoidError
 from realproc.kernel.pressure import Manner
-from realproc.kernel.signals import SECOND_NS
-from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.engine_process import WarmEngine
 from realproc.supervisor.real_run import (
     MARGIN_SHARE,

@@ -28,11 +28,9 @@ from molt.core import events as e
 from molt.jobs.job import Job
 from molt.live.live_world import LiveWorld, WorldRecord
 from molt.live.remote import ChildSpec
-from molt.units import show_size
+from molt.units import MIB, MS_NS, SECOND_NS, show_size
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Allocator, AllocatorSpec, Holding, Manner
-from realproc.kernel.signals import MS_NS, SECOND_NS
-from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.engine_process import WarmEngine
 from realproc.supervisor.monitor import Monitor, SharedLog
 from realproc.supervisor.real_run import (

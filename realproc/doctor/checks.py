@@ -14,11 +14,10 @@ import typer
 
 from molt.formats import provenance
 from molt.formats.log import plain
-from molt.units import show_size
+from molt.units import SECOND_NS, show_size
 from realproc.doctor.diagnosis import Diagnosis, Finding, Severity, diagnose
 from realproc.doctor.ladder_needs import CONTEXT_CELLS
 from realproc.doctor.page import show
-from realproc.kernel.signals import SECOND_NS
 
 BUSY_SHARE = 0.7
 """Load per core from which other work distorts timings."""

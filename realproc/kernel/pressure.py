@@ -34,10 +34,9 @@ import multiprocess
 
 from molt.errors import InputError
 from molt.live import parent_death
-from molt.units import format_duration, show_size
+from molt.units import MIB, SECOND_NS, format_duration, show_size
 from realproc.kernel import limited_group
-from realproc.kernel.signals import SECOND_NS
-from realproc.kernel.touched_pages import MIB, TouchedBlocks
+from realproc.kernel.touched_pages import TouchedBlocks
 
 Targets = tuple[tuple[int, int], ...]
 """Pairs of time (ns, strictly rising) and bytes to hold from then on; 0 bytes before the first."""

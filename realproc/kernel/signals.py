@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Protocol
 
 from molt.errors import InputError
+from molt.units import MS_NS
 from realproc.kernel.limited_group import HINT, GroupV1, GroupV2, MemoryGroup
 
-MS_NS, SECOND_NS = 1_000_000, 1_000_000_000
 PSI_FILE = Path("/proc/pressure/memory")
 PSI_STALL_NS = 20 * MS_NS
 PSI_WINDOW_NS = 2000 * MS_NS

@@ -11,7 +11,8 @@ import contextlib
 import ctypes
 import mmap
 
-MIB = 2**20
+from molt.units import MIB
+
 HUGE_BYTES = 2 * MIB
 _ADVICE_NONE = -1
 

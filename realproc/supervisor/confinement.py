@@ -17,11 +17,11 @@ from typing import Protocol
 import psutil
 
 from molt.errors import InputError
+from molt.units import MIB, SECOND_NS
 from realproc.kernel.control_groups import ControlGroups, read_groups
 from realproc.kernel.guard import Ceilings, Guard
 from realproc.kernel.record import stalls
-from realproc.kernel.signals import SECOND_NS, SIGNALS, UsageReading, best_signal
-from realproc.kernel.touched_pages import MIB
+from realproc.kernel.signals import SIGNALS, UsageReading, best_signal
 from realproc.supervisor.growth import WATCH_INTERVAL_NS, SignalWatch
 from realproc.supervisor.headroom import Share, Standing, StandingReader, anonymous_bytes
 

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from realproc.kernel.signals import MS_NS, SECOND_NS, Signal, UsageReading
+from molt.units import MS_NS, SECOND_NS
+from realproc.kernel.signals import Signal, UsageReading
 
 WATCH_INTERVAL_NS = 10 * MS_NS
 ALERT_NS = SECOND_NS

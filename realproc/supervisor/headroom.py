@@ -46,9 +46,9 @@ from pathlib import Path
 
 import psutil
 
+from molt.units import MIB, MS_NS, SECOND_NS
 from realproc.kernel.limited_group import MemoryGroup
-from realproc.kernel.signals import MS_NS, SECOND_NS, UsageReading
-from realproc.kernel.touched_pages import MIB
+from realproc.kernel.signals import UsageReading
 from realproc.supervisor.growth import growth, remember
 
 QUANTUM_BYTES = MIB

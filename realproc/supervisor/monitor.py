@@ -24,8 +24,8 @@ from molt.formats.log import Log
 from molt.jobs.scenario import ResolvedTenant
 from molt.live.live_world import LiveWorld
 from molt.live.remote import RemoteEngine
+from molt.units import MS_NS
 from realproc.kernel.pressure import Allocator, Holding, Targets
-from realproc.kernel.signals import MS_NS
 from realproc.supervisor.confinement import Confinement
 from realproc.supervisor.growth import SignalWatch
 from realproc.supervisor.headroom import Excess, HeadroomReporter, Share

@@ -29,10 +29,9 @@ from molt.jobs.scenario import PolicySpec
 from molt.live.live_world import LiveWorld
 from molt.live.remote import ChildSpec
 from molt.paths import cache_folder
-from molt.units import show_size
+from molt.units import MIB, show_size
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Allocator, AllocatorSpec, targets_for
-from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.confinement import Confinement, confine
 from realproc.supervisor.engine_process import SlowedEngine, warm_up, warm_up_budget
 from realproc.supervisor.growth import WATCH_INTERVAL_NS

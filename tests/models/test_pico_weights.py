@@ -10,7 +10,7 @@ from molt.models.pico import END_OF_TEXT_ID, TIERS, WEIGHTS
 from molt.models.pico.card import card
 from molt.models.pico.corpus import Document, shipped_documents
 from molt.models.pico.evaluate import (
-    CONTINUATION_TOKENS,
+    CONTINUATION_LENGTHS,
     HISTORY_TOKENS,
     Evaluation,
     context_gains,
@@ -105,7 +105,7 @@ def test_a_documents_loss_is_the_sum_over_its_tokens_whatever_the_windows() -> N
 
 
 def test_continuations_are_disjoint_and_thinned_evenly() -> None:
-    length = HISTORY_TOKENS + CONTINUATION_TOKENS[-1]
+    length = HISTORY_TOKENS + CONTINUATION_LENGTHS[-1]
     pieces = continuations([list(range(10 * length + 1)), list(range(5))], count_max=5)
     assert pieces[:, 0].tolist() == [1 + 2 * length * i for i in range(5)]
     assert pieces.shape == (5, length)
@@ -115,7 +115,7 @@ def test_continuations_are_disjoint_and_thinned_evenly() -> None:
 def test_history_is_what_the_context_gate_measures() -> None:
     """A continuation that repeats its history is cheap with it and dear without it."""
     half = torch.randint(1, 4096, (1, HISTORY_TOKENS), generator=torch.Generator().manual_seed(0))
-    pieces = torch.cat([half, half[:, : CONTINUATION_TOKENS[-1]]], dim=1)
+    pieces = torch.cat([half, half[:, : CONTINUATION_LENGTHS[-1]]], dim=1)
     for gain in context_gains(load_rung("tier0"), pieces):
         assert math.isfinite(gain.gain)
         assert gain.with_history < gain.without_history

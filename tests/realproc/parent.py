@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from molt.units import MIB
 from realproc.kernel.pressure import Allocator, AllocatorSpec
-from realproc.kernel.touched_pages import MIB
 
 if __name__ == "__main__":
     with Allocator(AllocatorSpec()) as allocator:

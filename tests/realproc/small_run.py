@@ -11,9 +11,9 @@ import signal
 import subprocess
 import sys
 
+from molt.units import MIB
 from realproc.kernel.guard import Ceilings, Guard
 from realproc.kernel.pressure import Allocator, AllocatorSpec
-from realproc.kernel.touched_pages import MIB
 
 LIMIT_BYTES = 64 * MIB
 CEILINGS = Ceilings(limit_max_bytes=LIMIT_BYTES, keep_free_bytes=64 * MIB)

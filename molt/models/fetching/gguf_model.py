@@ -8,13 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from molt.errors import LadderError
 from molt.formats.yaml_file import nearest, show
-from molt.models.fetching.gguf_file import GgufFile, GgufTensor, read_rows, read_values
+from molt.models.fetching.gguf_file import PIECE_VALUES, GgufFile, GgufTensor, read_rows, read_values
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +24,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-EMBEDDING, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+GGUF_EMBEDDING, GGUF_HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 LAYER_PARTS: Mapping[str, str] = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -39,12 +39,37 @@ LAYER_PARTS: Mapping[str, str] = {
     "post_attention_layernorm": "ffn_norm",
 }
 WHOLE_MODEL: Mapping[str, str] = {
-    "model.embed_tokens.weight": EMBEDDING,
+    "model.embed_tokens.weight": GGUF_EMBEDDING,
     "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": HEAD,
+    "lm_head.weight": GGUF_HEAD,
 }
 SAMPLED_ROWS = 32
-TIED_DIFFERENCE_MAX = 0.5  # relative: a matrix at two precisions differs by under 0.3, two matrices by over 1
+ERROR_BY_BITS: tuple[tuple[float, float], ...] = (
+    (32, 0.0),
+    (16, 0.004),
+    (8, 0.02),
+    (6, 0.04),
+    (5, 0.08),
+    (4, 0.15),
+    (3, 0.3),
+    (0, 0.5),
+)
+"""By how much a matrix stored with so many bits a value may differ from the original, relative, with a margin."""
+# Settings that change what a model computes and are not supported, with the values that change nothing.
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "rope.scaling.attn_factor": (1.0,),
+    "attention.scale": (0.0,),
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0, 1.0),
+    "embedding_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "rope.dimension_sections": (),
+}
+EXACT_BITS = 16
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -59,7 +84,7 @@ class GgufModel:
     def tensor(self, name: str) -> GgufTensor:
         """Where the parameter of that name in transformers is stored; ``LadderError`` if it is missing."""
         stored = gguf_name(name)
-        if stored == EMBEDDING:
+        if stored == GGUF_EMBEDDING:
             return self.embedding
         if stored not in self.gguf.tensors:
             raise LadderError(f"{self.gguf.path}: tensor {stored!r} is missing")
@@ -75,7 +100,7 @@ class GgufModel:
                     f"{path}: tensor {tensor.name!r} is {tensor.shape}, its keys mean {extents}"
                 )
         used = {gguf_name(name) for name in parameters} | {ROPE_FACTORS}
-        used |= {HEAD} if self.config["tie_word_embeddings"] else set()
+        used |= {GGUF_HEAD} if self.config["tie_word_embeddings"] else set()
         if unknown := sorted(self.gguf.tensors.keys() - used):
             kind = self.config["model_type"]
             raise LadderError(f"{path}: tensor {show(unknown[0])} is no parameter of a {kind} of this shape")
@@ -100,8 +125,8 @@ def open_model(gguf: GgufFile) -> GgufModel:
         raise LadderError(
             f"{gguf.path}: general.architecture: {show(architecture)} is not supported; {known}"
         )
-    if EMBEDDING not in gguf.tensors:
-        raise LadderError(f"{gguf.path}: tensor {EMBEDDING!r} is missing")
+    if GGUF_EMBEDDING not in gguf.tensors:
+        raise LadderError(f"{gguf.path}: tensor {GGUF_EMBEDDING!r} is missing")
     embedding, is_tied = _embedding(gguf)
     return GgufModel(gguf, _config(_Keys(gguf, str(architecture)), is_tied), embedding)
 
@@ -125,16 +150,38 @@ def _embedding(gguf: GgufFile) -> tuple[GgufTensor, bool]:
     """The tensor to take as the embedding, and whether it is the head as well."""
     import numpy as np
 
-    embedding, head = gguf.tensors[EMBEDDING], gguf.tensors.get(HEAD)
+    embedding, head = gguf.tensors[GGUF_EMBEDDING], gguf.tensors.get(GGUF_HEAD)
     if head is None:
         return embedding, True
     if head.shape != embedding.shape:
         return embedding, False
-    rows = np.linspace(0, embedding.values // embedding.shape[-1] - 1, SAMPLED_ROWS).astype(int)
-    ours = np.concatenate([read_rows(gguf, embedding, int(row), 1) for row in rows])
-    theirs = np.concatenate([read_rows(gguf, head, int(row), 1) for row in rows])
-    is_tied = bool(np.linalg.norm(ours - theirs) <= TIED_DIFFERENCE_MAX * np.linalg.norm(theirs))
+    tolerance = _error(embedding) + _error(head)
+    count = embedding.values // embedding.shape[-1]
+    samples = [(int(row), 1) for row in np.linspace(0, count - 1, SAMPLED_ROWS)]
+    step = max(1, PIECE_VALUES // embedding.shape[-1])
+    pieces = [(first, min(step, count - first)) for first in range(0, count, step)]
+    is_exact = min(embedding.kind.bits, head.kind.bits) >= EXACT_BITS
+    is_tied = _is_alike(gguf, embedding, head, samples, tolerance) and (
+        not is_exact or all(_is_alike(gguf, embedding, head, [piece], tolerance) for piece in pieces)
+    )
     return (head if is_tied and head.kind.bits > embedding.kind.bits else embedding), is_tied
+
+
+def _error(tensor: GgufTensor) -> float:
+    return next(error for bits, error in ERROR_BY_BITS if tensor.kind.bits >= bits)
+
+
+def _is_alike(
+    gguf: GgufFile, one: GgufTensor, other: GgufTensor, rows: Sequence[tuple[int, int]], tolerance: float
+) -> bool:
+    """Whether rows (first and count) of two matrices are those of one, stored twice; each row is compared if exact."""
+    import numpy as np
+
+    ours = np.concatenate([read_rows(gguf, one, first, count) for first, count in rows])
+    theirs = np.concatenate([read_rows(gguf, other, first, count) for first, count in rows])
+    axis = 1 if tolerance <= 2 * ERROR_BY_BITS[1][1] else None
+    distance, size = np.linalg.norm(ours - theirs, axis=axis), np.linalg.norm(theirs, axis=axis)
+    return bool((distance <= tolerance * size).all())
 
 
 # --- config.json ---
@@ -179,13 +226,20 @@ def _config(keys: _Keys, is_tied: bool) -> dict[str, Any]:
     head_dim = keys.count("attention.key_length", keys.count("rope.dimension_count", max(1, hidden // heads)))
     if keys.count("rope.dimension_count", head_dim) != head_dim:
         raise keys.refuse("rope.dimension_count", "RoPE over a part of the head is not supported")
+    if keys.count("attention.value_length", head_dim) != head_dim:
+        raise keys.refuse(
+            "attention.value_length", f"{show(keys.get('attention.value_length'))} is not that of the keys"
+        )
+    for name, neutral in NEUTRAL.items():
+        if keys.has(name) and keys.get(name) not in neutral:
+            raise keys.refuse(name, f"{show(keys.get(name))} is not supported")
     if keys.has("expert_count") and keys.get("expert_count"):
         raise keys.refuse("expert_count", "a mixture of experts is not supported")
     return {
         "architectures": [ARCHITECTURES[keys.architecture]],
         "model_type": keys.architecture,
         "dtype": "float32",
-        "vocab_size": gguf.tensors[EMBEDDING].shape[0],
+        "vocab_size": gguf.tensors[GGUF_EMBEDDING].shape[0],
         "hidden_size": hidden,
         "intermediate_size": keys.count("feed_forward_length"),
         "num_hidden_layers": keys.count("block_count"),
@@ -204,7 +258,7 @@ def _config(keys: _Keys, is_tied: bool) -> dict[str, Any]:
 
 def special_ids(gguf: GgufFile) -> dict[str, int | None]:
     """Token ids that begin, end and pad a text, by their key in ``config.json``; ``None`` where there is none."""
-    size = gguf.tensors[EMBEDDING].shape[0]
+    size = gguf.tensors[GGUF_EMBEDDING].shape[0]
     ids: dict[str, int | None] = {}
     for key, name in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         token = gguf.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -216,15 +270,20 @@ def special_ids(gguf: GgufFile) -> dict[str, int | None]:
 
 
 def _rope(keys: _Keys, head_dim: int) -> dict[str, Any]:
+    """Rotary positions, with what llama.cpp reads where a key is missing: a factor without a type is linear."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": keys.real("rope.freq_base", 10000.0)}
-    kind = keys.get("rope.scaling.type")
-    if kind == "linear":
-        return rope | {"rope_type": "linear", "factor": keys.real("rope.scaling.factor")}
-    if kind not in (None, "none"):
+    kind = keys.get("rope.scaling.type") if keys.has("rope.scaling.type") else None
+    if kind not in (None, "linear", "none"):
         raise keys.refuse("rope.scaling.type", f"{show(kind)} is not supported; valid: linear, none")
+    older = keys.real("rope.scale_linear") if keys.has("rope.scale_linear") else 1.0
+    factor = keys.real("rope.scaling.factor", None if kind == "linear" else older)
+    is_scaled = kind != "none" and factor != 1.0
     if ROPE_FACTORS in keys.gguf.tensors:
+        if is_scaled or keys.architecture != "llama":
+            other = "a factor" if is_scaled else f"a {keys.architecture}"
+            raise LadderError(f"{keys.gguf.path}: tensor {ROPE_FACTORS!r}: is not supported with {other}")
         return _llama3(keys, rope, head_dim)
-    return rope
+    return rope | {"rope_type": "linear", "factor": factor} if is_scaled else rope
 
 
 def _llama3(keys: _Keys, rope: dict[str, Any], head_dim: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from molt.models.pico import TIERS, WEIGHTS
 from molt.models.pico.corpus import FIT_FRACTION, HELDOUT_FRACTION, shipped_documents
 from molt.models.pico.evaluate import (
-    WINDOW_TOKENS,
+    LOSS_WINDOW_TOKENS,
     Evaluation,
     gate_table,
     load_evaluation,
@@ -127,7 +127,7 @@ def card(folder: Path = WEIGHTS) -> str:
         documents=evaluation.documents,
         bytes=f"{evaluation.bytes:,}",
         tokens=f"{evaluation.tokens:,}",
-        window=f"{WINDOW_TOKENS:,}",
+        window=f"{LOSS_WINDOW_TOKENS:,}",
         xz=f"{evaluation.xz_bits_per_byte:.3f}",
         results=result_table(evaluation),
         gates=gate_table(evaluation),

@@ -28,9 +28,9 @@ from molt.models.pico import END_OF_TEXT_ID, TIERS, WEIGHTS
 from molt.models.pico.corpus import CACHE, Document, documents, shipped_documents
 from molt.models.pico.tokenizer import load_tokenizer
 
-WINDOW_TOKENS = 1024
+LOSS_WINDOW_TOKENS = 1024
 HISTORY_TOKENS = 256
-CONTINUATION_TOKENS = (16, 32, 64)
+CONTINUATION_LENGTHS = (16, 32, 64)
 CONTINUATIONS_MAX = 256
 CONTEXT_GAIN_MIN_NATS = 0.3
 PROMPTS = (
@@ -122,15 +122,15 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def document_loss(model: Qwen2ForCausalLM, ids: Sequence[int]) -> float:
     """Sum of losses in nats over a document, read in windows of `WINDOW_TOKENS` without overlap."""
-    starts = range(0, len(ids) - 1, WINDOW_TOKENS)
+    starts = range(0, len(ids) - 1, LOSS_WINDOW_TOKENS)
     return sum(
-        token_losses(model, torch.tensor([ids[s : s + WINDOW_TOKENS + 1]])).sum().item() for s in starts
+        token_losses(model, torch.tensor([ids[s : s + LOSS_WINDOW_TOKENS + 1]])).sum().item() for s in starts
     )
 
 
 def continuations(encoded: Sequence[Sequence[int]], count_max: int = CONTINUATIONS_MAX) -> torch.Tensor:
     """Pieces of history and continuation from all documents, evenly thinned: (N, 256 + 64)."""
-    length = HISTORY_TOKENS + CONTINUATION_TOKENS[-1]
+    length = HISTORY_TOKENS + CONTINUATION_LENGTHS[-1]
     pieces = [ids[s : s + length] for ids in encoded for s in range(1, len(ids) - length + 1, length)]
     step = max(1, math.ceil(len(pieces) / count_max))
     return torch.tensor(pieces[::step])
@@ -145,7 +145,7 @@ def context_gains(model: Qwen2ForCausalLM, pieces: torch.Tensor) -> list[Context
     without = torch.cat([token_losses(model, part) for part in bare.split(16)])
     return [
         ContextGain(n, with_history[:, :n].mean().item(), without[:, :n].mean().item())
-        for n in CONTINUATION_TOKENS
+        for n in CONTINUATION_LENGTHS
     ]
 
 
@@ -241,7 +241,7 @@ def result_table(evaluation: Evaluation) -> str:
     rows.append(("file (bytes)", [f"{rung.file_bytes:,}" for rung in rungs]))
     rows.append(("loss (nats per token)", [f"{rung.loss:.3f}" for rung in rungs]))
     rows.append(("bits per byte", [f"{rung.bits_per_byte:.3f}" for rung in rungs]))
-    for index, tokens in enumerate(CONTINUATION_TOKENS):
+    for index, tokens in enumerate(CONTINUATION_LENGTHS):
         gains = [rung.context[index] for rung in rungs]
         cells = [f"{g.without_history:.3f} − {g.with_history:.3f} = {g.gain:.3f}" for g in gains]
         rows.append((f"first {tokens} tokens: loss without − with {HISTORY_TOKENS} of history", cells))

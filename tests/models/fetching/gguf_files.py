@@ -56,7 +56,8 @@ def write_gguf(
     """Write a model, its matrices as ``kind``, with a small tokenizer.
 
     ``changes``: ``head`` and ``head_kind`` store a head of their own, ``keys`` are further metadata by name,
-    ``extra`` further tensors, ``tokens`` another end of the vocabulary (text and type), ``pre`` its kind.
+    ``extra`` further tensors, ``tokens`` another end of the vocabulary (text and type), ``pre`` its kind,
+    ``types`` other types of its tokens by their text, ``without`` the keys that are left out.
     """
     architecture = config["model_type"]
     writer = gguf.GGUFWriter(path, architecture)
@@ -69,9 +70,12 @@ def write_gguf(
     writer.add_key_length(config["head_dim"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    _add_tokenizer(writer, changes.get("pre", "qwen2"), changes.get("tokens", ()))
+    _add_tokenizer(writer, changes.get("pre", "qwen2"), changes.get("tokens", ()), changes.get("types", {}))
     for name, value in changes.get("keys", {}).items():
+        writer.kv_data[0].pop(name, None)
         writer.add_key_value(name, value, value_type(value))
+    for name in changes.get("without", ()):
+        del writer.kv_data[0][name]
     for name, values in tensors.items():
         _add(writer, gguf_name(name), _as_stored(name, values, config), kind)
     if "head" in changes:
@@ -92,7 +96,9 @@ def byte_letters() -> list[str]:
     return [chr(byte) for byte in plain] + [chr(256 + position) for position in range(len(others))]
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, pre: str, more: tuple[tuple[str, int], ...]) -> None:
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, pre: str, more: tuple[tuple[str, int], ...], types: Mapping[str, int]
+) -> None:
     tokens = [(text, 1) for text in (*byte_letters(), *(merge.replace(" ", "") for merge in MERGES))]
     tokens += [(text, CONTROL) for text in SPECIALS]
     tokens += [("<tool_call>", USER_DEFINED), *more]
@@ -100,7 +106,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, pre: str, more: tuple[tuple[str, int
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([text for text, _ in tokens])
-    writer.add_token_types([kind for _, kind in tokens])
+    writer.add_token_types([types.get(text, kind) for text, kind in tokens])
     writer.add_token_merges(list(MERGES))
     texts = [text for text, _ in tokens]
     writer.add_bos_token_id(texts.index("<|endoftext|>"))

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 from molt.errors import InputError
 from molt.jobs import job
+from molt.units import MIB, MS_NS, SECOND_NS
 from realproc.campaigns import campaign as c
 from realproc.campaigns.trial import PressureStep, TrialResult, TrialSubject, VoidError, fastest
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Holding, Manner
-from realproc.kernel.signals import MS_NS, SECOND_NS
-from realproc.kernel.touched_pages import MIB
 
 FINE = TrialResult(
     0, None, 100, ("tier0", "tier1"), 200 * MIB, 196 * MIB, 190 * MIB, -6 * MIB, 50 * MIB, (), 1.5

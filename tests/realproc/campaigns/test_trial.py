@@ -16,12 +16,12 @@ import pytest
 from molt.core import events as e
 from molt.jobs import job
 from molt.jobs.job import Job
+from molt.units import MIB
 from realproc.campaigns import trial as a
 from realproc.campaigns.campaign import SCENARIO
 from realproc.campaigns.trial import PressureStep, TrialListener, TrialSubject, VoidError
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Holding, Manner
-from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.headroom import Share
 from realproc.supervisor.monitor import RunProcesses, SharedLog
 from realproc.supervisor.real_run import Setting, contenders

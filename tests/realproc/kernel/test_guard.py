@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.errors import InputError
+from molt.units import MIB
 from realproc.kernel.control_groups import ControlGroups
 from realproc.kernel.guard import GIB, BreachError, Ceilings, Guard, default_ceilings, start_watchdog
-from realproc.kernel.touched_pages import MIB
 from realproc.kernel.watchdog import Charge
 from tests.realproc.waiting import until_gone
 

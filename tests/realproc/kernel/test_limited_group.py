@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from molt.errors import InputError
+from molt.units import MIB
 from realproc.kernel import control_groups, limited_group
 from realproc.kernel.control_groups import ControlGroups
 from realproc.kernel.limited_group import GroupV1, GroupV2, Reading
-from realproc.kernel.touched_pages import MIB
 from tests.realproc.conftest import FILES_V1, Fake
 from tests.realproc.trees import plant
 

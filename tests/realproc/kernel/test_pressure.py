@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from molt.errors import InputError
+from molt.units import MIB, SECOND_NS
 from realproc.kernel.pressure import (
     AllocationPace,
     Allocator,
@@ -21,8 +22,7 @@ from realproc.kernel.pressure import (
     target_at,
     targets_for,
 )
-from realproc.kernel.signals import SECOND_NS
-from realproc.kernel.touched_pages import HUGE_BYTES, MIB, TouchedBlocks
+from realproc.kernel.touched_pages import HUGE_BYTES, TouchedBlocks
 from tests.realproc.waiting import until_gone
 
 LONG_NS = 60 * SECOND_NS

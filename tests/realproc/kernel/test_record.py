@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from molt.errors import InputError
 from molt.jobs.trace import read_csv
 from molt.models.ladder_file import resolve
+from molt.units import MIB, SECOND_NS
 from realproc.kernel.control_groups import ControlGroups
 from realproc.kernel.guard import Ceilings, Guard
 from realproc.kernel.limited_group import GroupV1, GroupV2, Reading
@@ -30,8 +31,6 @@ from realproc.kernel.record import (
     record,
     stalls,
 )
-from realproc.kernel.signals import SECOND_NS
-from realproc.kernel.touched_pages import MIB
 from tests.realproc.conftest import FILES_V1, FILES_V2
 from tests.realproc.trees import COMMON, GIB, plant
 

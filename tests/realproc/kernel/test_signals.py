@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from molt.errors import InputError
+from molt.units import MIB, MS_NS
 from realproc.kernel import limited_group
-from realproc.kernel.signals import MS_NS, SIGNALS, KernelFile, Meter, best_signal, from_environment
-from realproc.kernel.touched_pages import MIB
+from realproc.kernel.signals import SIGNALS, KernelFile, Meter, best_signal, from_environment
 from tests.realproc.conftest import Fake
 
 LIMIT_BYTES = 64 * MIB

@@ -15,11 +15,11 @@ import pytest
 from molt.core.engine_protocol import EngineDied, LoadError, SwitchError
 from molt.errors import InputError
 from molt.live.remote import ChildSpec, RemoteEngine, Timeouts
+from molt.units import MIB
 from realproc.kernel import limited_group
 from realproc.kernel.control_groups import ControlGroups
 from realproc.kernel.guard import BreachError, Ceilings, Guard
 from realproc.kernel.limited_group import MemoryGroup
-from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.confinement import OOM_SCORE, DeclaredConfinement, GroupConfinement, confine
 from realproc.supervisor.growth import WATCH_INTERVAL_NS
 from realproc.supervisor.headroom import Share, anonymous_bytes

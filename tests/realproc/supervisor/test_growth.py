@@ -10,7 +10,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realproc.kernel.signals import MS_NS, SECOND_NS, Messages, Meter, Polling, UsageReading
+from molt.units import MS_NS, SECOND_NS
+from realproc.kernel.signals import Messages, Meter, Polling, UsageReading
 from realproc.supervisor.growth import (
     RATE_MAX_NS,
     RATE_MIN_NS,

@@ -9,9 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from molt.units import MIB, MS_NS, SECOND_NS
 from realproc.kernel.limited_group import GroupV1, GroupV2
-from realproc.kernel.signals import MS_NS, SECOND_NS
-from realproc.kernel.touched_pages import MIB
 from realproc.supervisor.growth import WATCH_INTERVAL_NS
 from realproc.supervisor.headroom import (
     LASTING_NS,

@@ -14,10 +14,10 @@ from typing import Any, TextIO, cast
 import pytest
 
 from molt.live.live_world import LiveWorld
+from molt.units import MIB, MS_NS
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Holding
-from realproc.kernel.signals import MS_NS, UsageReading
-from realproc.kernel.touched_pages import MIB
+from realproc.kernel.signals import UsageReading
 from realproc.supervisor.headroom import Share, Standing
 from realproc.supervisor.monitor import Monitor, RunProcesses, SharedLog, TimedAction
 from realproc.supervisor.real_run import log_file
