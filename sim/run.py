@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,7 +106,7 @@ def simulate(
                 Log(sink, _header(run, named, policy)),
                 measured_clock=run.clock is Clock.MEASURED,
                 memory=run.memories.get(policy.name),
-                on_progress=lambda now_ns, name=policy.name: on_progress(name, now_ns),  # type: ignore[misc]
+                on_progress=partial(on_progress, policy.name),
             )
             begin = time.perf_counter()
             world.run()

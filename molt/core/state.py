@@ -10,6 +10,7 @@ Rules of this module:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar, assert_never
@@ -253,7 +254,7 @@ def _but(entries: dict[str, Entry], name: str) -> dict[str, Entry]:
     return {key: entry for key, entry in entries.items() if key != name}
 
 
-def _change(state: State, name: str, change) -> State:  # type: ignore[no-untyped-def]
+def _change(state: State, name: str, change: Callable[[Tenant], Tenant]) -> State:
     if name not in state.tenants:
         return state
     return changed(state, tenants={**state.tenants, name: change(state.tenants[name])})
