@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-"""Control tokens that end an answer in the supported families, whichever of them a file names as its end."""
+"""Tokens that end an answer in the supported families, whichever of them a file names as its end."""
+TURN_TOKENS = (*ENDS, "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+"""Tokens that delimit turns: control tokens whatever type a file gives them (llama.cpp overrides such types too)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class PreTokenizer:
     pattern: str | None
     is_nfc: bool = False  # text is normalised to NFC first
     takes_whole: bool = False  # a piece that is a token is taken without looking at the merges
+    adds_bos: bool = False  # whether a text begins with a token of its own where the file does not say
 
 
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
@@ -42,6 +45,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         takes_whole=True,
+        adds_bos=True,
     ),
     "smollm": PreTokenizer(None),
 }
@@ -91,7 +95,7 @@ def build(gguf: GgufFile) -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, by_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _post_processor(gguf, tokens, processors)
+    tokenizer.post_processor = _post_processor(gguf, tokens, cut, processors)
     for kind in (CONTROL, USER_DEFINED):
         added = [
             AddedToken(text, special=kind == CONTROL, normalized=False)
@@ -104,10 +108,10 @@ def build(gguf: GgufFile) -> Tokenizer:
 
 def end_ids(gguf: GgufFile) -> list[int]:
     """The tokens that end an answer: the one the file names first, then others of ``ENDS`` it has."""
-    tokens, kinds, _ = _entries(gguf)
-    named = [gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    tokens, _, _ = _entries(gguf)
+    named = [gguf.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = [token for token in named if type(token) is int and 0 <= token < len(tokens)]
-    ends += [token for token, text in enumerate(tokens) if kinds[token] == CONTROL and text in ENDS]
+    ends += [token for token, text in enumerate(tokens) if text in ENDS]
     return list(dict.fromkeys(ends))
 
 
@@ -130,15 +134,19 @@ def _cut(gguf: GgufFile) -> PreTokenizer:
 def _entries(gguf: GgufFile) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[str, str]]]:
     """Spellings and kinds by token id, and the merges in order."""
     tokens = _list(gguf, "tokens", str)
-    kinds = _list(gguf, "token_type", int)
+    stored_kinds = _list(gguf, "token_type", int)
     merges = _list(gguf, "merges", str)
-    if len(kinds) != len(tokens):
+    if len(stored_kinds) != len(tokens):
         raise LadderError(
-            f"{gguf.path}: tokenizer.ggml.token_type: {len(kinds)} values for {len(tokens)} tokens"
+            f"{gguf.path}: tokenizer.ggml.token_type: {len(stored_kinds)} values for {len(tokens)} tokens"
         )
     if len(set(tokens)) != len(tokens):
         twice = next(text for position, text in enumerate(tokens) if tokens.index(text) != position)
         raise LadderError(f"{gguf.path}: tokenizer.ggml.tokens: {show(twice)} a second time")
+    kinds = tuple(
+        CONTROL if kind == UNKNOWN or text in TURN_TOKENS else kind
+        for text, kind in zip(tokens, stored_kinds, strict=True)
+    )
     pairs = []
     for position, merge in enumerate(merges):
         left, space, right = merge.partition(" ")
@@ -155,16 +163,28 @@ def _list(gguf: GgufFile, name: str, kind: type) -> tuple[Any, ...]:
     return values
 
 
-def _post_processor(gguf: GgufFile, tokens: tuple[str, ...], processors: Any) -> Any:
-    """Adds the token that begins a text, where the file asks for it."""
+def _post_processor(gguf: GgufFile, tokens: tuple[str, ...], cut: PreTokenizer, processors: Any) -> Any:
+    """Adds the token that begins a text, where the file asks for it, or its kind of tokenizer has one."""
     by_bytes = processors.ByteLevel(trim_offsets=False)
-    if gguf.metadata.get("tokenizer.ggml.add_bos_token") is not True:
+    if _flag(gguf, "add_eos_token", default=False):
+        raise LadderError(
+            f"{gguf.path}: tokenizer.ggml.add_eos_token: a token after every text is not supported"
+        )
+    if not _flag(gguf, "add_bos_token", default=cut.adds_bos):
         return by_bytes
     token = gguf.metadata.get("tokenizer.ggml.bos_token_id")
     if type(token) is not int or not 0 <= token < len(tokens):
-        raise LadderError(f"{gguf.path}: tokenizer.ggml.bos_token_id: {show(token)} is no token")
+        reason = "is missing" if token is None else f"{show(token)} is no token"
+        raise LadderError(f"{gguf.path}: tokenizer.ggml.bos_token_id: {reason}")
     begin = tokens[token]
     template = processors.TemplateProcessing(
         single=f"{begin} $A", pair=f"{begin} $A {begin}:1 $B:1", special_tokens=[(begin, token)]
     )
     return processors.Sequence([by_bytes, template])
+
+
+def _flag(gguf: GgufFile, name: str, *, default: bool) -> bool:
+    value = gguf.metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise LadderError(f"{gguf.path}: tokenizer.ggml.{name}: {show(value)} is neither true nor false")
+    return value
