@@ -17,17 +17,27 @@ from typing import Any
 from molt.errors import LadderError
 from molt.formats.json_file import read_json
 from molt.formats.manifest import recorded_sha256
+from molt.formats.yaml_file import show
 
 DTYPE_BYTES = {
+    "C64": 8,
     "F64": 8,
     "F32": 4,
     "F16": 2,
     "BF16": 2,
     "I64": 8,
+    "U64": 8,
     "I32": 4,
+    "U32": 4,
     "I16": 2,
+    "U16": 2,
     "I8": 1,
     "U8": 1,
+    "F8_E4M3": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2": 1,
+    "F8_E5M2FNUZ": 1,
+    "F8_E8M0": 1,
     "BOOL": 1,
 }
 HEADER_BYTES_MAX = 100 * 1024 * 1024
@@ -74,7 +84,9 @@ def read_header(path: Path) -> dict[str, Stored]:
     try:
         entries = json.loads(raw.decode("utf-8"))
         entries.pop("__metadata__", None)
-        tensors = {name: _stored(path, entry, 8 + length) for name, entry in entries.items()}
+        tensors = {name: _stored(path, name, entry, 8 + length) for name, entry in entries.items()}
+    except LadderError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise LadderError(f"{path}: the safetensors header is damaged") from None
     _check_filled(path, tensors, 8 + length, size)
@@ -85,7 +97,10 @@ def stored_tensors(folder: Path) -> dict[str, Stored]:
     """All tensors of a model's folder, by name, whether it is one file or several with an index."""
     tensors: dict[str, Stored] = {}
     for path in weight_files(folder):
-        tensors |= read_header(path)
+        in_file = read_header(path)
+        if twice := sorted(tensors.keys() & in_file.keys()):
+            raise LadderError(f"{path}: {show(twice[0])} a second time, after {tensors[twice[0]].path.name}")
+        tensors |= in_file
     return tensors
 
 
@@ -144,13 +159,18 @@ def _read_sha256(files: tuple[tuple[Path, int, int], ...]) -> str:
     return digest.hexdigest()
 
 
-def _stored(path: Path, entry: dict[str, Any], data_begin: int) -> Stored:
+def _stored(path: Path, name: str, entry: dict[str, Any], data_begin: int) -> Stored:
     begin, end = entry["data_offsets"]
+    if isinstance(entry["dtype"], str) and entry["dtype"] not in DTYPE_BYTES:
+        raise LadderError(f"{path}: {show(name)} is {show(entry['dtype'])}, a type that is not read")
     stored = Stored(path, entry["dtype"], tuple(entry["shape"]), data_begin + begin)
     if any(type(extent) is not int or extent < 0 for extent in stored.shape):
         raise ValueError(stored.shape)
     if end - begin != stored.stored_bytes:
-        raise ValueError(entry)
+        raise LadderError(
+            f"{path}: the safetensors header is damaged: {show(name)} is {stored.dtype} of {stored.elements} values, "
+            f"but has {show(end - begin)} bytes"
+        )
     return stored
 
 

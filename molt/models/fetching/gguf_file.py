@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+SPLIT_COUNT = "split.count"
 GGUF_HEADER_BYTES_MAX = 256 * 1024 * 1024
 KEYS_MAX = 10_000
 TENSORS_MAX = 100_000
@@ -168,6 +169,8 @@ class _Header:
         if self.take(4) != MAGIC:
             raise LadderError(f"{self.path}: no GGUF file: it does not begin with {MAGIC.decode()}")
         version = self.number("I")
+        if version and not version & 0xFFFF:  # a small number, its bytes in the other order
+            raise self.refuse("big-endian; only little-endian files are read")
         if version not in VERSIONS:
             valid = ", ".join(map(str, VERSIONS))
             raise self.refuse(f"version {version} is not read; valid: {valid}")
@@ -181,6 +184,11 @@ class _Header:
             if key in metadata:
                 raise self.refuse("a second time")
             metadata[key] = self.value(self.number("I"))
+        self.place = SPLIT_COUNT
+        if (parts := metadata.get(SPLIT_COUNT, 1)) not in (0, 1):
+            raise self.refuse(
+                f"{show(parts)}: one part of a model in {show(parts)} files; join them first: llama-gguf-split --merge"
+            )
         raw = [self.tensor() for _ in range(tensor_count)]
         return GgufFile(self.path, metadata, self.placed(raw, metadata))
 

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files, keys left out or types wrong: token by token what transformers' own reader makes of them."""
+"""Tokenizers of GGUF files, keys left out or types wrong: token by token what transformers' reader makes of them."""
 
 from __future__ import annotations
 
