@@ -34,11 +34,15 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from molt.core import decisions, events
 from molt.errors import InputError
+from molt.formats.yaml_file import show
 
+T = TypeVar("T")
 SCHEMA = 1
 
 _EVENT_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(events.AnyEvent)}
@@ -81,39 +85,29 @@ def plain(value: Any) -> Any:
     return value
 
 
-def restore(annotation: Any, value: Any) -> Any:
-    """The inverse of ``plain`` for the types the core uses, guided by a type annotation."""
-    origin = typing.get_origin(annotation)
-    if origin is tuple:
-        item_type = typing.get_args(annotation)[0]
-        return tuple(restore(item_type, item) for item in value)
-    if origin is not None and issubclass_safe(origin, Mapping):
-        item_type = typing.get_args(annotation)[1]
-        return {key: restore(item_type, item) for key, item in value.items()}
-    if origin is not None:  # a union: at most one member is a dataclass
-        members = [m for m in typing.get_args(annotation) if m is not type(None)]
-        return None if value is None else restore(members[0], value) if len(members) == 1 else value
-    if dataclasses.is_dataclass(annotation):
-        hints = typing.get_type_hints(annotation)
-        return typing.cast(Any, annotation)(
-            **{
-                name: restore(hints[name], value[name])
-                for name in _field_names(typing.cast(type, annotation))
-            }
-        )
-    if issubclass_safe(annotation, Enum):
-        return annotation(value)
-    return value
+@functools.cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def issubclass_safe(candidate: Any, parent: type) -> bool:
-    """``issubclass`` that answers False for what is not a class."""
-    return isinstance(candidate, type) and issubclass(candidate, parent)
+def restore(kind: type[T], value: Any) -> T:
+    """The inverse of ``plain`` for a dataclass of the core; keys that it does not have are passed over.
+
+    ``ValueError`` in one line, naming the place, for a value of another type.
+    """
+    reader: TypeAdapter[T] = _reader(typing.cast(Any, kind))
+    try:
+        return reader.validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {show(first['input'])}: {first['msg']}") from None
 
 
 def event_from(record: Mapping[str, Any]) -> events.AnyEvent:
     """The event of a record of kind ``event`` or ``outcome``."""
-    return restore(_EVENT_TYPES[record["type"]], record)
+    event: events.AnyEvent = restore(_EVENT_TYPES[record["type"]], record)
+    return event
 
 
 class Log:

@@ -30,8 +30,8 @@ def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
         ) from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not a profile: {error!r}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not a profile: {error}") from error
     missing = [rung.name for rung in ladder.rungs if rung.name not in costs.rungs]
     missing += [
         f"{route.source}->{route.dest}"

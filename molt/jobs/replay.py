@@ -53,7 +53,7 @@ def replay(path: Path, policy: str | None = None) -> Replay:
                 return Replay(events, decisions, complete, (seq, recorded, decided))
             events += 1
             decisions += len(decided)
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise log.LogError(f"{path}: after seq {seq}: {type(error).__name__}: {error}") from error
     return Replay(events, decisions, complete, None)
 
