@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from molt.core import healing
 from molt.core.engine_protocol import SINKS, Decoded, Destination, LoadError, Request, SpillError, SwitchError
@@ -43,6 +42,7 @@ from molt.kv.transplant import Islands, carry, transplanting
 from molt.models.ladder_file import LadderSpec
 from molt.models.loader import CPU, loading
 from molt.models.rope import rope_of
+from molt.models.tokenizer_file import read_tokenizer
 from molt.work import Unfinished, Work, advanced, finished
 
 
@@ -61,9 +61,9 @@ class _Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _SwitchUnderWay:
-    """A switch under way, and the work of it."""
+    """A switch under destination, and the work of it."""
 
-    way: Destination
+    destination: Destination
     work: Work[PreallocatedCache]
 
 
@@ -90,7 +90,7 @@ class _Generation:
     settled: int = 0
     spilled: Spilled | None = None
     finish: str | None = None
-    crossing: _SwitchUnderWay | None = None
+    switch_under_way: _SwitchUnderWay | None = None
 
     @property
     def produced(self) -> int:
@@ -115,7 +115,7 @@ class RealEngine:
         self._device = device
         self._rungs = {rung.name: rung for rung in spec.rungs}
         self._ropes = {rung.name: rope_of(rung.shape) for rung in spec.rungs}
-        self._tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+        self._tokenizer = read_tokenizer(spec.tokenizer)
         self._measure_handoff = measure_handoff
         self._loaded: dict[str, _Loaded] = {}
         self._loading: dict[str, Work[_Loaded]] = {}
@@ -152,8 +152,11 @@ class RealEngine:
         self._loading.pop(rung, None)
         self._chunk = None
         for generation in self._generations.values():
-            if generation.crossing is not None and generation.crossing.way.dest == rung:
-                generation.crossing = None
+            if (
+                generation.switch_under_way is not None
+                and generation.switch_under_way.destination.dest == rung
+            ):
+                generation.switch_under_way = None
         loaded = self._loaded.pop(rung, None)
         if loaded is None:
             return 0
@@ -184,7 +187,7 @@ class RealEngine:
         )
 
     def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
-        """Read the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time.
+        """Prefill the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time.
 
         With ``within_ns`` one chunk at the most: it may raise ``Unfinished`` near that time, and the same call again
         goes on.
@@ -210,7 +213,7 @@ class RealEngine:
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         """Produce up to ``count`` tokens, fewer only at the end of the answer.
 
-        Every step re-reads ``heal`` of the cells that are not settled.
+        Every step heals ``heal`` of the cells that are not settled.
         """
         self._chunk = None
         generation = self._generations[tenant]
@@ -223,44 +226,48 @@ class RealEngine:
             pieces.append(piece)
         return Decoded(len(ids), tuple(ids), tuple(pieces), generation.finish)
 
-    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, destination: Destination, within_ns: int | None = None) -> Handoff | None:
         """Take the cache to another rung, which is resident; raises ``SwitchError`` and changes nothing if it cannot.
 
         With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on.
         """
         self._chunk = None
         generation = self._generations[tenant]
-        under_way, generation.crossing = generation.crossing, None
+        under_way, generation.switch_under_way = generation.switch_under_way, None
         text = generation.known[: generation.read + 1]
-        if under_way is None or under_way.way != way:
-            under_way = _SwitchUnderWay(way, self._carried(generation.rung, generation.cache, text, way))
-        target = self._loaded[way.dest].resident
+        if under_way is None or under_way.destination != destination:
+            under_way = _SwitchUnderWay(
+                destination, self._carried(generation.rung, generation.cache, text, destination)
+            )
+        target = self._loaded[destination.dest].resident
         with no_memory_is(SwitchError, "for the switch"):
             measures = self._measure_handoff
-            by = self._yardstick(generation.rung, target, generation.cache, text) if measures else None
+            by = self._switch_reference(generation.rung, target, generation.cache, text) if measures else None
             try:
                 carried = advanced(under_way.work, within_ns)
             except Unfinished:
-                generation.crossing = under_way
+                generation.switch_under_way = under_way
                 raise
-        generation.rung, generation.cache = way.dest, carried
-        if way.route is RouteKind.PROJECT:
+        generation.rung, generation.cache = destination.dest, carried
+        if destination.route is RouteKind.PROJECT:
             generation.settled = settled_cells(carried)
         return None if by is None else judge(target, carried, by).handoff()
 
     def _carried(
-        self, source: str, cache: PreallocatedCache, text: list[int], way: Destination
+        self, source: str, cache: PreallocatedCache, text: list[int], destination: Destination
     ) -> Work[PreallocatedCache]:
         """A cache of ``source`` as it is to be on the rung it goes to."""
-        target = self._loaded[way.dest].resident
-        match way.route:
+        target = self._loaded[destination.dest].resident
+        match destination.route:
             case RouteKind.CARRY:
-                return carry(cache, target, text, way.capacity)
+                return carry(cache, target, text, destination.capacity)
             case RouteKind.PROJECT:
-                kv_map = self._map(source, way.dest)
+                kv_map = self._map(source, destination.dest)
                 yield
-                rope, islands = self._ropes[source], Islands(SINKS, way.native)
-                return (yield from transplanting(cache, rope, kv_map, target, text, way.capacity, islands))
+                rope, islands = self._ropes[source], Islands(SINKS, destination.native)
+                return (
+                    yield from transplanting(cache, rope, kv_map, target, text, destination.capacity, islands)
+                )
             case RouteKind.REREAD:
                 raise AssertionError("a re-read is a shed to 0 and reads")
 
@@ -277,7 +284,7 @@ class RealEngine:
         """A generation whose cache is about to be changed: a switch, or a chunk, that is under way is abandoned."""
         self._chunk = None
         generation = self._generations[tenant]
-        generation.crossing = None
+        generation.switch_under_way = None
         return generation
 
     def spill(self, tenant: str) -> int:
@@ -365,7 +372,7 @@ class RealEngine:
         return token, piece if generation.finish is None else piece + generation.detokeniser.flush()
 
     def _next_logits(self, resident: LoadedRung, generation: _Generation, heal: int) -> torch.Tensor:
-        """Logits (vocabulary,) of the next token; on the way, ``heal`` tokens of the cache are re-read."""
+        """Logits (vocabulary,) of the next token; on the destination, ``heal`` tokens of the cache are re-read."""
         cache, cells, settled = generation.cache, generation.cache.cells, generation.settled
         healed = healing.chunk(cells, settled, heal)
         try:
@@ -402,7 +409,7 @@ class RealEngine:
         except MapRefused as refusal:
             raise SwitchError(str(refusal)) from refusal
 
-    def _yardstick(
+    def _switch_reference(
         self, source: str, dest: LoadedRung, cache: PreallocatedCache, text: list[int]
     ) -> SwitchReference | None:
         """What to judge a switch by; nothing if the cache is empty or the text fills the destination."""

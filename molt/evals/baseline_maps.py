@@ -26,6 +26,7 @@ from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.kv.transplant import Islands
 from molt.models.pico.corpus import documents
 from molt.models.rope import Rope
+from molt.models.tokenizer_file import read_tokenizer
 
 BASELINE_ROWS = 20_000
 RIDGE = 1e-5
@@ -168,7 +169,7 @@ def collect(
         raise Unfit(f"fitting maps for comparison takes sums of {size / 2**30:.1f} GiB here, not in passing")
     sums: Sums | None = None
     what = f"fitting for comparison{', keys rotated' * rotated}{', within windows' * within}"
-    for ids in _windows(Tokenizer.from_file(str(bench.spec.tokenizer))):
+    for ids in _windows(read_tokenizer(bench.spec.tokenizer)):
         part = _rows(source, dest, ids, rotated)
         if sums is None:
             sums = Sums(source, dest, part.mean(0).double(), within)

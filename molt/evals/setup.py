@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from molt.core.ladder import Route, RouteKind
 from molt.errors import InputError
@@ -25,6 +24,7 @@ from molt.kv.transplant import Islands
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
 from molt.models.loader import load
 from molt.models.pico.corpus import Document, shipped_documents
+from molt.models.tokenizer_file import read_tokenizer
 
 MARKS = (1, 16, 64, 256)
 """Tokens after the seam at which figures are given by position."""
@@ -171,7 +171,7 @@ def texts(spec: LadderSpec, found: Sequence[Document], settings: Settings) -> tu
             f"--first and --last: {settings.islands.first} and {settings.islands.last} tokens read natively "
             f"leave nothing of {settings.context} to carry"
         )
-    tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+    tokenizer = read_tokenizer(spec.tokenizer)
     order = list(found)
     random.Random(settings.seed).shuffle(order)  # noqa: S311
     chosen: list[JudgedText] = []

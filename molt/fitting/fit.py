@@ -24,7 +24,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tabulate import tabulate
-from tokenizers import Tokenizer
 from torch import Tensor
 
 import molt.kv  # noqa: F401  (before torch)
@@ -51,6 +50,7 @@ from molt.kv.map_file import MapCard
 from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.models.ladder_file import LadderSpec, RungSpec, resolve
 from molt.models.loader import load
+from molt.models.tokenizer_file import read_tokenizer
 from molt.program import run_command
 
 ROWS = 120_000
@@ -121,7 +121,7 @@ def fit_ladder(
         raise InputError(
             f"{spec.path}: {options.native_layers} native layers, but a rung has only {fewest} in all"
         )
-    tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+    tokenizer = read_tokenizer(spec.tokenizer)
     corpus = corpus or default_corpus(tokenizer)
     models = tuple(resident(spec, spec.rung(name), bf16=options.bf16) for name in names)
     firsts = accumulate((model.layout.layers + 1 for model in models[:-1]), initial=0)

@@ -4,7 +4,7 @@ Rules of this module:
 
 - ``load`` reads the YAML file and every prompt and trace it names, and checks whatever can be checked without
   a ladder. ``Scenario.resolve`` adds the ladder: budgets become bytes, prompts become tokens.
-- What comes out is plain values, the same for every world; nobody needs the files again.
+- What comes out is plain values, the same for every world; the files are not needed again.
 - Whatever is wrong is one ``InputError`` of one line: file, place, value, and the nearest valid word.
 - Paths in a scenario are relative to its file.
 
@@ -29,7 +29,6 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from tokenizers import Tokenizer
 
 from molt import units
 from molt.core.engine_protocol import Request
@@ -40,6 +39,7 @@ from molt.formats import yaml_file
 from molt.formats.yaml_file import read_text
 from molt.jobs.trace import Budget, BudgetStep, Trace, format_budget, parse_budget, read_csv, trace_of
 from molt.models.ladder_file import LadderSpec
+from molt.models.tokenizer_file import read_tokenizer, text_ids
 
 POLICIES = ("hold", "always_small", "restart", "molt")
 """The policies of a scenario that names none."""
@@ -64,7 +64,7 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTenant:
-    """One request for one answer, when it comes, and when whoever asked goes away (``None``: never)."""
+    """One request for one answer, when it comes, and when its client goes away (``None``: never)."""
 
     name: str
     kind: TenantKind
@@ -207,7 +207,7 @@ class PromptDocument(OneOf):
 
 
 class TenantDocument(yaml_file.StrictModel):
-    """Somebody who wants one answer, and may go away before it is complete."""
+    """A client that wants one answer, and may go away before it is complete."""
 
     name: Name
     kind: TenantKind
@@ -300,11 +300,11 @@ class Scenario:
         )
 
     def _tenants(self, spec: LadderSpec, seed: int) -> tuple[ResolvedTenant, ...]:
-        tokenizer = _tokenizer(spec.tokenizer)
+        tokenizer = read_tokenizer(spec.tokenizer)
         shortest = min(spec.ladder.rungs, key=lambda rung: rung.max_positions)
         tenants = []
         for index, (tenant, prompt) in enumerate(zip(self.document.tenants, self.prompts, strict=True)):
-            prompt_ids = tuple(tokenizer.encode(prompt).ids)
+            prompt_ids = text_ids(tokenizer, prompt)
             _check_length(tenant, prompt_ids, shortest, f"{self.path}: tenants[{index}]")
             tenants.append(_resolved_tenant(tenant, prompt_ids, seed))
         return tuple(tenants)
@@ -387,7 +387,7 @@ def _check_unique(names: Sequence[str], path: Path, place: str) -> None:
 
 
 def _check_no_code(policies: Sequence[PolicySpec], where: str) -> None:
-    """A scenario file may be somebody else's: it names installed policies and never code to import."""
+    """A scenario file may come from others: it names installed policies and never code to import."""
     for index, policy in enumerate(policies):
         if _CLASS.fullmatch(policy.name):
             raise InputError(
@@ -436,10 +436,3 @@ def request_seed(seed: int, tenant: str) -> int:
     """The seed (63 bits) of one tenant's sampling; other tenants have no influence on it."""
     digest = hashlib.sha256(f"{seed}/{tenant}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(f"{path}: not a tokenizer: {' '.join(str(error).split())}") from None

@@ -9,7 +9,7 @@ the rows that a model's embedding has beyond the vocabulary.
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
@@ -59,7 +59,7 @@ def vocabulary_size(path: Path) -> int:
     return known_vocabulary(path.parent) or read_tokens(path).size
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a file; ``LadderError`` with one line if the library cannot read it."""
     from tokenizers import Tokenizer
 
@@ -71,6 +71,27 @@ def load_tokenizer(path: Path) -> Tokenizer:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise LadderError(f"{path}: not a tokenizer: {' '.join(str(error).split())}") from None
+
+
+def frame(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that the tokenizer adds before and after every text."""
+    bare, framed = (tokenizer.encode("a", add_special_tokens=added).ids for added in (False, True))
+    for position in range(len(framed) - len(bare) + 1):
+        if framed[position : position + len(bare)] == bare:
+            return tuple(framed[:position]), tuple(framed[position + len(bare) :])
+    return tuple(tokenizer.encode("").ids), ()
+
+
+def framed(ids: Sequence[int], before: Sequence[int], after: Sequence[int]) -> tuple[int, ...]:
+    """The tokens of a text with those around it; what the text already spells there is not added again."""
+    begin = () if before and tuple(ids[: len(before)]) == tuple(before) else before
+    end = () if after and tuple(ids[-len(after) :]) == tuple(after) else after
+    return (*begin, *ids, *end)
+
+
+def text_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The tokens of a whole text in which special tokens may be spelled."""
+    return framed(tokenizer.encode(text, add_special_tokens=False).ids, *frame(tokenizer))
 
 
 def same_bytes(ours: Path, theirs: Path) -> bool:

@@ -15,9 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from molt.errors import InputError
+from molt.models.tokenizer_file import read_tokenizer
 
 SYSTEM = "You are a helpful assistant."
 """The system message of a chat in ChatML that has none."""
@@ -36,7 +35,7 @@ class Prompter:
     """Tokenises for one ladder. Prompts hold at most ``tokens_max`` tokens."""
 
     def __init__(self, tokenizer: Path, tokens_max: int) -> None:
-        self._plain = Tokenizer.from_file(str(tokenizer))
+        self._plain = read_tokenizer(tokenizer)
         self._plain.encode_special_tokens = True  # a spelled special token is text
         added = self._plain.get_added_tokens_decoder()
         self._specials = {token.content: number for number, token in added.items() if token.special}

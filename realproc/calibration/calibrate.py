@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from tokenizers import Tokenizer
 
 from molt.core.costs import CostModel, DiskCosts, HealingFactor, RouteCosts, RungCosts, StepCost
 from molt.core.engine_protocol import Destination, Engine
@@ -30,6 +29,7 @@ from molt.formats.log import plain
 from molt.jobs.profile import slowed
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import LadderSpec, resolve
+from molt.models.tokenizer_file import read_tokenizer
 from realproc.calibration.loop_overhead import added_ns, with_overhead
 from realproc.supervisor.engine_process import SlowedEngine, made_up_request
 
@@ -82,7 +82,7 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
             )
             for rung in track(ladder.rungs, "worlds", console=console)
         }
-    tokenizer = Tokenizer.from_file(str(spec.tokenizer))
+    tokenizer = read_tokenizer(spec.tokenizer)
     texts = [tokenizer.encode(text).ids for _, text in shipped_documents()]
     loaded = LoadedLadder(spec)
     divergences = [

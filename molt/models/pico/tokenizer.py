@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from molt.models.pico import END_OF_TEXT, END_OF_TEXT_ID, WEIGHTS
 from molt.models.pico.corpus import CACHE, documents
+from molt.models.tokenizer_file import read_tokenizer
 
 VOCABULARY = 4096
 
@@ -36,7 +37,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Token
 
 def load_tokenizer(folder: Path = WEIGHTS) -> Tokenizer:
     """The shipped tokenizer. Callers put `END_OF_TEXT_ID` before a document; it adds nothing by itself."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return read_tokenizer(folder / "tokenizer.json")
 
 
 def main() -> None:
