@@ -6,8 +6,9 @@ Rules of this module:
   mandatory; there are no signs, exponents, separators or leading zeros.
 - Inside Molt a size is integer bytes, a duration integer nanoseconds, a percentage integer millionths. The
   conversion is exact: text that means no whole number of them is refused, nothing is rounded.
+- There is no ``kB``: it is 1,024 bytes in /proc/meminfo and 1,000 in SI. It is refused with both readings.
 - ``format_*`` is exact as well: parsing what it prints gives the number back. ``show_*`` rounds, for people.
-- An ``InputError`` from here says what is wrong and what would be right. Whoever knows the place adds it, and
+- An ``InputError`` from here says what is wrong and what would be right. The caller knows the place, and adds it and
   the value.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 from molt.errors import InputError
 
@@ -53,7 +55,6 @@ SIZE = Dimension(
     base="bytes",
     units={
         "B": 1,
-        "kB": 10**3,
         "KiB": 2**10,
         "MB": 10**6,
         "MiB": 2**20,
@@ -65,7 +66,6 @@ SIZE = Dimension(
     example="512MiB",
     usual="MiB",
     slips={
-        **dict.fromkeys(("k", "kb"), ("KiB", "kB")),
         **dict.fromkeys(("m", "mb"), ("MiB", "MB")),
         **dict.fromkeys(("g", "gb"), ("GiB", "GB")),
         **dict.fromkeys(("t", "tb"), ("TiB", "TB")),
@@ -190,6 +190,10 @@ def _unit_diagnosis(number: str, unit: str | None, dimension: Dimension) -> str:
         return f"a {dimension.word} needs a unit, write for example {number}{dimension.usual}"
     if unit in dimension.units:
         return f"write {number}{unit}"
+    if dimension is SIZE and unit.lower() in ("k", "kb"):
+        thousands = Fraction(number) * 1000
+        in_si = f" or {format_size(int(thousands))}" if thousands.denominator == 1 else ""
+        return f"a kB is 1,024 bytes in /proc/meminfo and 1,000 in SI, write {number}KiB{in_si}"
     same = tuple(known for known in dimension.units if known.lower() == unit.lower())
     if meant := dimension.slips.get(unit.lower(), same):
         return f"no unit {unit!r}, write {' or '.join(number + known for known in meant)}"

@@ -62,7 +62,7 @@ def test_a_budget_counts_weights_and_scratch(text: str, budget_bytes: int) -> No
         ("0B", "a budget is more than nothing"),
         ("150%", "not a budget, write for example 150% of tier0 or 150% of tier0 - 8MiB"),
         ("150% tier0", "not a budget, write for example 150% of tier0 or 150% of tier0 - 8MiB"),
-        ("150% of tier0 + 10%", "no unit '%', use one of B, kB, KiB, MB, MiB, GB, GiB, TB, TiB"),
+        ("150% of tier0 + 10%", "no unit '%', use one of B, KiB, MB, MiB, GB, GiB, TB, TiB"),
         ("150 of tier0", "a percentage needs a unit, write for example 150%"),
         ("1.5x of tier0", "no unit 'x', use one of %"),
         ("-5% of tier0", "a percentage has no sign"),
