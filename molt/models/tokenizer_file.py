@@ -64,7 +64,9 @@ def read_tokenizer(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
+        frame(tokenizer)  # some damage shows with the first text
+        return tokenizer
     except (
         BaseException
     ) as error:  # the library raises nothing narrower, and what it did not expect as a panic
