@@ -20,7 +20,7 @@ MECHANISMS = (
     *("TenantCancelled", "TenantFinished", "TimerFired"),
     *("load abandoned", "switch abandoned", "fall during a switch", "release withheld"),
 )
-"""Types of records, and what only several records together tell; a campaign that is long enough must see all."""
+"""Types of records, and what only several records together show; a campaign that is long enough must see all."""
 
 
 def fired(records: Iterable[Mapping[str, Any]]) -> Counter[str]:
@@ -30,7 +30,7 @@ def fired(records: Iterable[Mapping[str, Any]]) -> Counter[str]:
 
 def _mechanisms(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     loading: set[str] = set()
-    crossing: set[str] = set()
+    switching: set[str] = set()
     at_work, budget = False, 0
     for record in records:
         kind = record.get("type", "")
@@ -47,19 +47,19 @@ def _mechanisms(records: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             case {"type": "RungReleased", "withheld_bytes": withheld} if withheld:
                 yield "release withheld"
             case {"type": "Demote" | "Promote" | "Unpark" | "Park", "tenant": tenant}:
-                if tenant in crossing:
+                if tenant in switching:
                     yield "switch abandoned"
-                crossing.discard(tenant)
+                switching.discard(tenant)
                 if record.get("route") in {"carry", "project"}:
-                    crossing.add(tenant)
+                    switching.add(tenant)
             case {
                 "type": "Switched" | "SwitchFailed" | "TenantCancelled" | "RestoreFailed",
                 "tenant": tenant,
             }:
-                crossing.discard(tenant)
+                switching.discard(tenant)
             case {"type": "ProcessKilled"}:
                 loading.clear()
-                crossing.clear()
+                switching.clear()
             case {"kind": "memory", "budget_bytes": now}:
                 if at_work and now < budget:
                     yield "fall during a switch"

@@ -39,7 +39,7 @@ class Faults:
 
 
 class FaultyEngine(ModelledEngine):
-    """A modelled engine that fails as often as it is told to, and then does what the protocol says of failures."""
+    """A modelled engine that fails as often as it is made to, and then does what the protocol says of failures."""
 
     def __init__(self, ladder: Ladder, faults: Faults, random: Random) -> None:
         super().__init__(ladder)
@@ -57,10 +57,10 @@ class FaultyEngine(ModelledEngine):
         withheld = self._random.random() < self._faults.release
         return freed - withheld * int(freed * self._faults.withheld_share * self._random.random())
 
-    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, destination: Destination, within_ns: int | None = None) -> Handoff | None:
         if self._random.random() < self._faults.switch:
             raise SwitchError("a fault")
-        return super().switch(tenant, way)
+        return super().switch(tenant, destination)
 
     def spill(self, tenant: str) -> int:
         if self._random.random() < self._faults.spill:

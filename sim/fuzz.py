@@ -4,8 +4,8 @@ A seed chooses a ladder, a machine, a policy with its parameters, tenants and a 
 and, swarm-like, which kinds of trouble this world has at all (Groce et al., Swarm Testing, ISSTA 2012): a world with
 everything in it shows less than many worlds that each leave something out.
 
-What must hold in every world: no invariant or checker complains, nobody is killed, both runs have the same log, and
-everybody who stayed has the whole answer, since memory is plentiful for the last stretch of every trace.
+What must hold in every world: no invariant or checker complains, no process is killed, both runs have the same log, and
+every tenant that stayed has the whole answer, since memory is plentiful for the last stretch of every trace.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def _tenants(random: Random, busy: list[int]) -> Iterator[ResolvedTenant]:
 def _budgets(
     random: Random, ladder: Ladder, busy: list[int], horizon_ns: int, tenants: tuple[ResolvedTenant, ...]
 ) -> Iterator[tuple[int, int]]:
-    """Plenty at both ends; between, a budget that goes anywhere while somebody is at work."""
+    """Plenty at both ends; between, a budget that goes anywhere while a tenant is at work."""
     caches = sum(
         max(rung.kv_bytes(len(t.request.prompt_ids) + t.request.max_tokens) for rung in ladder.rungs)
         for t in tenants
@@ -313,7 +313,7 @@ def run_seed(seed: int) -> Result:
         if record.get("type") == "TokensProduced":
             tokens[record["tenant"]] += record["count"]
     rounds = [r for r in records if r["kind"] == "memory" and r["round"]]
-    prompt = not (case.faults.late and case.faults.late_ns)  # nobody reacts to what has not been heard yet
+    prompt = not (case.faults.late and case.faults.late_ns)  # there is no reaction to what is not known yet
     return Result(
         seed=seed,
         failure=_failure(case, world, records, tokens, same=_digest(text) == _digest(again)),

@@ -18,7 +18,7 @@ class OutOfMemoryKiller:
         self._over = False
 
     def observe(self, usage_bytes: int, budget_bytes: int) -> None:
-        """To be told of every change of usage or budget."""
+        """To be called at every change of usage or budget."""
         over = usage_bytes > budget_bytes
         if over and not self._over:
             self._excursion += 1

@@ -1,7 +1,8 @@
-"""The memory of an earlier run with real processes: what others left of it at every moment, and what was told of that.
+"""The memory of an earlier run with real processes: what others left of it at every moment, and what was
+reported of that.
 
-A supervisor of real processes looks ahead: it tells its engine less than there is while others grow, and more than
-there is when it hears late. Where the simulator is in question, and not its picture of the signals, both worlds have
+A supervisor of real processes looks ahead: it reports less than there is while others grow, and more than
+there is when a signal is late. Where the simulator is in question, and not its picture of the signals, both worlds have
 to decide upon the same.
 """
 
@@ -19,10 +20,10 @@ Budgets = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class RecordedMemory:
-    """What others ``left``, the first at 0, and what the process was ``told``."""
+    """What others ``left``, the first at 0, and what was ``reported`` to the process."""
 
     left: Budgets
-    told: Budgets
+    reported: Budgets
 
 
 def read(run: Path, policy: str, scenario_name: str) -> RecordedMemory:
@@ -32,9 +33,9 @@ def read(run: Path, policy: str, scenario_name: str) -> RecordedMemory:
     """
     path = run / policy / log.FILE_NAME
     header, records = log.read(path)
-    told = tuple((r["at_ns"], r["budget_bytes"]) for r in records if r.get("type") == "BudgetChanged")
-    if "real" not in header or not told:
-        raise InputError(f"{path}: no run with real processes, or its process was never told a budget")
+    reported = tuple((r["at_ns"], r["budget_bytes"]) for r in records if r.get("type") == "BudgetChanged")
+    if "real" not in header or not reported:
+        raise InputError(f"{path}: no run with real processes, or no budget was reported to its process")
     scenario = header["scenario"]
     if scenario["name"] != scenario_name:
         raise InputError(f"{path}: a run of {scenario['name']}, not of {scenario_name}")
@@ -46,4 +47,4 @@ def read(run: Path, policy: str, scenario_name: str) -> RecordedMemory:
         elif record["kind"] == "victim" and record["what"] == "allocator":
             # What it had taken is free, but not before the simulated OS, which is slower, has killed as well.
             left[record["at_ns"] + scenario["kill_after_ns"] + 1] = all_bytes
-    return RecordedMemory(tuple(sorted(left.items())), told)
+    return RecordedMemory(tuple(sorted(left.items())), reported)

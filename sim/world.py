@@ -63,10 +63,10 @@ class _Chunk:
 class SimulatedWorld(base_world.World):
     """One policy's run of one scenario.
 
-    ``signal_delays`` says how long after each change of the budget the process hears of it: once at once, unless it
-    gives something else (nothing: never; several: more than once). ``memory`` is what happens and what is told in place
-    of all that. ``costs`` are what everything takes; ``believed``, what the scheduler takes them for, where that is
-    something else.
+    ``signal_delays`` says how long after each change of the budget the process learns of it: once at once, unless it
+    gives something else (nothing: never; several: more than once). ``memory`` is what happens and what is reported in
+    place of all that. ``costs`` are what everything takes; ``believed``, what the scheduler takes them for, where that
+    is something else.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class SimulatedWorld(base_world.World):
         self._scenario = scenario
         self._measured = measured_clock
         self._budgets = scenario.budgets if memory is None else memory.left
-        self._told = () if memory is None else memory.told
+        self._reported = () if memory is None else memory.reported
         self._signal_delays = signal_delays if memory is None else tuple
         self._on_progress = on_progress
 
@@ -101,7 +101,7 @@ class SimulatedWorld(base_world.World):
     def run(self) -> None:
         """Simulate from 0 to the horizon."""
         self._env.process(self._trace())
-        self._env.process(self._tellings())
+        self._env.process(self._reports())
         for tenant in self._scenario.tenants:
             self._env.process(self._arrival(tenant))
         self._main = self._env.process(self._life())
@@ -126,15 +126,15 @@ class SimulatedWorld(base_world.World):
             if not self._alive:
                 self._wake()  # it is the OS that starts a process again
 
-    def _tellings(self) -> Wait[None]:
-        for at_ns, told_bytes in self._told:
+    def _reports(self) -> Wait[None]:
+        for at_ns, reported_bytes in self._reported:
             yield self._env.timeout(at_ns - self._now_ns)
-            self._signal(told_bytes)
+            self._signal(reported_bytes)
 
     def _signal(self, budget_bytes: int) -> None:
-        """Tell the process what it may have; while there is none, nobody hears it."""
+        """Report to the process what it may have; nothing while there is no process."""
         if self._alive:
-            self._tell(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=budget_bytes))
+            self._post(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=budget_bytes))
 
     def _late_signal(self, delay_ns: int) -> Wait[None]:
         yield self._env.timeout(delay_ns)
@@ -144,17 +144,17 @@ class SimulatedWorld(base_world.World):
         yield self._env.timeout(tenant.arrives_ns)
         guest = self._guests[tenant.name] = RunningTenant(tenant.name, tenant.kind, tenant.request)
         if self._alive:
-            self._tell(guest.arrived(self._now_ns))
+            self._post(guest.arrived(self._now_ns))
         if tenant.leaves_ns is not None:
             yield self._env.timeout(tenant.leaves_ns - tenant.arrives_ns)
             self._leave(tenant.name)
 
     def _leave(self, tenant: str) -> None:
-        """Whoever asked is gone; what the answer holds is freed at the next boundary."""
+        """The client is gone; what the answer holds is freed at the next boundary."""
         if tenant not in self._guests:
             return
         if self._alive:
-            self._tell(e.TenantCancelled(at_ns=self._now_ns, tenant=tenant))
+            self._post(e.TenantCancelled(at_ns=self._now_ns, tenant=tenant))
         else:
             del self._guests[tenant]
 
@@ -165,9 +165,9 @@ class SimulatedWorld(base_world.World):
         yield self._env.timeout(max(0, deadline_ns - self._now_ns))
         if self._deadline_ns == deadline_ns and self._alive:
             self._deadline_ns = None
-            self._tell(e.TimerFired(at_ns=deadline_ns))
+            self._post(e.TimerFired(at_ns=deadline_ns))
 
-    def _tell(self, event: e.AnyEvent) -> None:
+    def _post(self, event: e.AnyEvent) -> None:
         self._inbox.append(event)
         self._wake()
 
@@ -256,17 +256,17 @@ class SimulatedWorld(base_world.World):
 
     def _switch(self, step: SwitchStep) -> Wait[None]:
         move = self._moves[step.tenant]
-        total_ns = self._costs.switch_ns(step.source, step.dest, step.cells, move.way.native)
+        total_ns = self._costs.switch_ns(step.source, step.dest, step.cells, move.destination.native)
         self._hold_for_switch(step, move)
         if self._measured:
-            outcome, took_ns = yield from self._spend(total_ns, lambda: self._cross(step, move))
+            outcome, took_ns = yield from self._spend(total_ns, lambda: self._do_switch(step, move))
         else:
             done_ns = move.done_ns or 0
             move.done_ns = done_ns + (yield from self._chunks(total_ns - done_ns))
             if move.done_ns < total_ns:
                 return
-            outcome, took_ns = self._cross(step, move), total_ns
-        self._crossed(step, move, outcome, took_ns)
+            outcome, took_ns = self._do_switch(step, move), total_ns
+        self._switch_done(step, move, outcome, took_ns)
 
     def _prefill(self, step: PrefillStep) -> Wait[None]:
         begun, self._chunk = self._chunk, None

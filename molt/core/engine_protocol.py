@@ -4,7 +4,7 @@ An engine holds truth: the weights that are resident and the caches of the tenan
 the one by which it stops loading in time.
 Token positions: with ``known`` tokens (prompt and produced so far), a decode step feeds the last known token and
 yields the next; so before it the cache holds ``known - 1`` tokens (fewer cells after a shed). The last known
-token is therefore always read natively by the rung that answers.
+token is therefore always processed by the rung that answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from molt.core.events import Handoff
 from molt.core.ladder import RouteKind
 
 SINKS = 4
-"""First cells that a shed keeps, and that a projected switch reads natively: attention parks its unused mass there."""
+"""First cells that a shed keeps, and that are prefilled natively in a projected switch: attention parks its unused mass
+there."""
 
 
 class EngineKind(StrEnum):
@@ -42,7 +43,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Destination:
     """How a cache gets to the rung ``dest``: by ``route``, into room for ``capacity`` cells. The last ``native``
-    tokens of a projected cache are read by ``dest`` itself."""
+    tokens of a projected cache are prefilled by ``dest`` itself."""
 
     dest: str
     route: RouteKind
@@ -78,7 +79,7 @@ class EngineDied(Exception):
     """The process of an engine is gone, and everything it held.
 
     ``status`` is its exit status, negative for the signal that ended it; ``None`` where that is not known.
-    ``tenant`` is whom it was at work for when it failed by itself; ``None`` if it was killed, or worked for nobody.
+    ``tenant`` is the one whose call it was at when it failed by itself; ``None`` if it was killed, or idle.
     """
 
     def __init__(self, reason: str, status: int | None = None, tenant: str | None = None) -> None:
@@ -105,23 +106,23 @@ class Engine(Protocol):
         """Open a generation with an empty cache of ``capacity`` cells in the geometry of ``rung``."""
 
     def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
-        """Read the next ``tokens`` known tokens into the cache on the rung of the cache, ``chunk`` at a time.
+        """Prefill the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time.
 
         With ``within_ns``, and no more tokens than one chunk, it may raise ``Unfinished`` between two layers near that
-        time, and the same call again goes on. Until it is done no token has been read, and any other call but ``admit``
-        and ``load`` drops what there is of it.
+        time, and the same call again goes on. Until it is done no token counts as prefilled, and any other call but
+        ``admit`` and ``load`` drops what there is of it.
         """
 
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         """Produce up to ``count`` tokens, fewer only at the end of the answer.
 
-        Every step re-reads ``heal`` of the cells that are not settled, see ``molt.core.healing``.
+        Every step heals ``heal`` of the cells that are not settled, see ``molt.core.healing``.
         """
 
     def settled_cells(self, tenant: str) -> int:
         """The first cells of a tenant's cache that need no healing: exact, or (after a shed) beyond it."""
 
-    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, destination: Destination, within_ns: int | None = None) -> Handoff | None:
         """Take the cache to another rung, which is resident; raises ``SwitchError`` and changes nothing if it cannot.
 
         With ``within_ns`` it may raise ``Unfinished`` near that time, and the same call again goes on; until it is
@@ -129,7 +130,7 @@ class Engine(Protocol):
         rung it goes to does.
 
         Returns the measured quality where the engine measures it. Never called with ``REREAD``: the world sheds
-        to 0 and reads again.
+        to 0 and prefills again.
         """
 
     def park(self, tenant: str) -> int:
@@ -153,7 +154,7 @@ class Engine(Protocol):
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
         """Keep the first cells (attention sinks) and the most recent ones, ``keep_cells`` in all, trimmed.
 
-        With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is unread.
+        With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is to be prefilled again.
         Returns the bytes freed.
         """
 

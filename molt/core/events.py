@@ -1,4 +1,4 @@
-"""Facts. A world reports them; nobody else does. All are frozen, all carry the time at which they became true.
+"""Facts, reported by a world and by nothing else. All are frozen, all carry the time at which they became true.
 
 Times are integer nanoseconds since the start of the run, sizes integer bytes, lengths integer tokens.
 An event with a ``decision`` is the outcome of that decision: the sequence number it has in the log.
@@ -44,7 +44,7 @@ class TenantArrived(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantCancelled(Event):
-    """Whoever asked does not want the answer any more."""
+    """The client does not want the answer any more."""
 
     tenant: str
 
@@ -74,7 +74,7 @@ class RungLoaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadProgressed(Event):
-    """A part of a rung that nobody waits for was brought in; the next turn is somebody else's."""
+    """A slice of a rung that no tenant waits for was loaded; the next turn is a tenant's."""
 
     rung: str
 
@@ -218,7 +218,7 @@ class PromptRead(Event):
 class TokensProduced(Event):
     """A run of new tokens; ``stamps_ns`` has the completion time of each, ``pieces`` their text (real engine).
 
-    Its steps re-read ``healed`` tokens of the cache on the way, ``heal`` each until there were no more.
+    Its steps healed ``healed`` cells on the way, ``heal`` each until there were no more.
     """
 
     tenant: str

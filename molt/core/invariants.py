@@ -66,7 +66,7 @@ def phases_are_consistent(state: State, ladder: Ladder, policy: Policy) -> str |
 
 
 def answers_have_room(state: State, ladder: Ladder, policy: Policy) -> str | None:
-    """Whoever runs has room for the whole answer, so that tokens never change memory."""
+    """A tenant that runs has room for the whole answer, so that tokens never change memory."""
     for tenant in state.tenants.values():
         runs = tenant.phase is Phase.ACTIVE and not tenant.switching
         if runs and tenant.capacity < tenant.full_capacity:

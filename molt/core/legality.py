@@ -45,7 +45,7 @@ def answer_fits_rung(state: State, plan: Plan, ladder: Ladder) -> str | None:
 
 
 def admitted_stay_admitted(state: State, plan: Plan, ladder: Ladder) -> str | None:
-    """Nobody who has begun is sent back to wait: terminating is not a lever."""
+    """A tenant that has begun is not sent back to wait: terminating is not a lever."""
     for name, placement in plan.placements.items():
         if state.tenants[name].phase is not Phase.WAITING and not isinstance(placement, Run | Rest):
             return f"tenant {name!r} has begun and cannot wait"

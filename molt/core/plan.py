@@ -17,15 +17,15 @@ from molt.core.state import Phase, State, Tenant, after_decision
 from molt.core.turns import in_turn
 
 NATIVE_TOKENS = 16
-"""The last tokens of a cache that a projected switch reads natively where a policy says nothing: what comes next leans
-on them most."""
+"""The last tokens of a cache that are prefilled natively in a projected switch where a policy says nothing: what comes
+next leans on them most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Be active on ``rung``. ``carry`` false reads the tokens again instead of taking the cache along.
+    """Be active on ``rung``. ``carry`` false prefills the tokens again instead of taking the cache along.
 
-    A cache that goes through a map is read natively in its last ``native`` tokens, and healed afterwards by
+    Of a cache that goes through a map the last ``native`` tokens are prefilled natively; it is healed afterwards by
     ``heal`` tokens with every decode step; 0 pauses that.
     """
 
@@ -37,8 +37,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Be parked, with at most ``keep_cells`` cells (``None``: all of them; 0: read again later), or, with ``spill``,
-    with all of them on disk instead of in memory. What is on disk stays there until the tenant runs again."""
+    """Be parked, with at most ``keep_cells`` cells (``None``: all; 0: prefilled again later), or,
+    with ``spill``, all of them on disk instead of in memory. What is on disk stays there until the tenant runs again."""
 
     keep_cells: int | None = None
     spill: bool = False
@@ -56,8 +56,8 @@ Placement = Run | Rest | Wait
 class Plan:
     """Where every tenant should be. Tenants not named stay as they are.
 
-    ``keep`` are rungs to have although nobody runs on them: kept if resident, brought in beside the work of everybody
-    else if not. Every other unused rung is released.
+    ``keep`` are rungs to have although no tenant runs on them: kept if resident, loaded beside the other work if
+    not. Every other unused rung is released.
     ``revisit_ns`` is when the policy wants to be asked again even if nothing happens; a time that has passed is none.
     """
 
@@ -86,7 +86,7 @@ def outcome(state: State, plan: Plan, ladder: Ladder) -> State:
 def _changes(state: State, plan: Plan, ladder: Ladder) -> Iterator[d.AnyDecision]:
     grows: list[d.AnyDecision] = []
     needed = set(plan.keep)
-    for tenant in in_turn(state):  # so that the switch at work is given up before anybody's cache grows
+    for tenant in in_turn(state):  # so that the switch at work is given up before any cache grows
         placement = plan.placements.get(tenant.name)
         needed |= _rungs_needed(tenant, placement)
         now: list[d.AnyDecision] = []

@@ -119,7 +119,7 @@ class State:
     last_down_ns: int | None = None
     last_up_ns: int | None = None
     load_turn: bool = True
-    """Whether a load that nobody waits for has the next turn; it alternates with everything else."""
+    """Whether a load that no tenant waits for has the next turn; it alternates with all other steps."""
     failures: dict[str, Failure] = field(default_factory=dict)
     withheld: dict[str, int] = field(default_factory=dict)
 
@@ -130,7 +130,7 @@ class State:
 
     @property
     def barred(self) -> frozenset[str]:
-        """Rungs whose load failed so recently that nobody tries again yet."""
+        """Rungs whose load failed so recently that it is not tried again yet."""
         return frozenset(rung for rung, failure in self.failures.items() if self.now_ns < failure.again_ns)
 
 
@@ -279,7 +279,7 @@ def _admitted(tenant: Tenant, decision: d.Admit) -> Tenant:
 
 
 def _caught_up(tenant: Tenant, state: State) -> Tenant:
-    """Who comes, or comes back, has no claim on turns from before: it begins level with its peers."""
+    """A tenant that comes, or comes back, has no claim on turns from before: it begins level with its peers."""
     peers = [
         other.served
         for other in state.tenants.values()
@@ -320,7 +320,7 @@ def _shed(tenant: Tenant, keep: int) -> Tenant:
 
 
 def _lost(tenant: Tenant) -> Tenant:
-    """Its cache could not be written and is gone; who was let go on again meanwhile reads its tokens again."""
+    """Its cache could not be written and is gone; a tenant that runs again meanwhile prefills its tokens again."""
     return _shed(tenant, 0) if tenant.target is None else _reset_cache(tenant, tenant.target)
 
 

@@ -22,7 +22,7 @@ layers, so a layer is the least."""
 
 @dataclass(frozen=True, slots=True)
 class LoadStep:
-    """Bring the weights of ``rung`` in, or a part of them; ``aside`` when nobody waits for it: then one chunk."""
+    """Bring the weights of ``rung`` in, or a part of them; ``aside`` when no tenant waits for it: then one slice."""
 
     rung: str
     aside: bool = False
@@ -49,10 +49,10 @@ class RestoreStep:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
-    """Read the next ``tokens`` known tokens into a tenant's cache, on top of ``context`` cells, ``chunk`` at a time.
+    """Prefill the next ``tokens`` known tokens of a tenant, on top of ``context`` cells, ``chunk`` at a time.
 
-    What a finished chunk has read stays. A chunk under way looks for news as ``prefill_slice_ns`` says; it is dropped
-    when another step is taken.
+    What a finished chunk has added to the cache stays. A chunk under way looks for news as ``prefill_slice_ns``
+    says; it is dropped when another step is taken.
     """
 
     tenant: str
@@ -66,7 +66,7 @@ class PrefillStep:
 class DecodeStep:
     """Produce up to ``tokens`` tokens, on top of ``context`` cells.
 
-    Each step re-reads ``heal`` of the cells after the first ``settled``, as long as there are any.
+    Each step heals ``heal`` of the cells after the first ``settled``, as long as there are any.
     """
 
     tenant: str
@@ -130,7 +130,7 @@ def next_step(state: State) -> Step | None:
 
 
 def _loading_aside(state: State, barred: frozenset[str]) -> str | None:
-    """A rung on its way that nobody waits for."""
+    """A rung being loaded that no tenant waits for."""
     awaited = {tenant.target for tenant in state.tenants.values()}
     return min(state.loading - awaited - barred, default=None) if state.loading else None
 

@@ -57,7 +57,7 @@ class View:
         return self.peak_of(plan) <= self.budget_bytes * (1.0 - margin)
 
     def fits_alone(self, tenant: Tenant, rung: str) -> bool:
-        """Whether the budget would do for this tenant on this rung if there were nobody else."""
+        """Whether the budget would do for this tenant on this rung if it were alone."""
         size = self.ladder.rung(rung)
         return size.resident_bytes + size.kv_bytes(tenant.full_capacity) <= self.budget_bytes
 
@@ -70,7 +70,7 @@ class View:
         return by_protection([t for t in self.state.tenants.values() if t.phase is Phase.WAITING])
 
     def level(self) -> int | None:
-        """Index of the lowest rung an active tenant is to run on; ``None`` when nobody is active."""
+        """Index of the lowest rung an active tenant is to run on; ``None`` when none is."""
         targets = [t.target for t in self.state.tenants.values() if t.target is not None]
         return max((self.ladder.index(target) for target in targets), default=None)
 

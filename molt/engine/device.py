@@ -27,10 +27,10 @@ def usable_device(name: str) -> torch.device:
 
 @contextmanager
 def no_memory_is(fault: type[Exception], what: str) -> Iterator[None]:
-    """Turn running out of memory, however it is told, into a ``fault``."""
+    """Turn running out of memory, whatever raises it, into a ``fault``."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:  # torch tells of the processor's memory in a RuntimeError
+    except (MemoryError, RuntimeError) as error:  # of the processor's memory torch raises a RuntimeError
         if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
             raise
         raise fault(f"no memory {what}: {error}") from error

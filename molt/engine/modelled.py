@@ -72,14 +72,16 @@ class ModelledEngine:
         done = generation.produced == generation.request.max_tokens
         return Decoded(ids=(), pieces=(), finish="length" if done else None, count=produced)
 
-    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, destination: Destination, within_ns: int | None = None) -> Handoff | None:
         generation = self._generations[tenant]
-        self._check_resident(way.dest)
-        if generation.read - generation.dropped > way.capacity:
-            raise SwitchError(f"{generation.read - generation.dropped} cells do not fit {way.capacity}")
-        generation.rung = way.dest
-        generation.capacity = way.capacity
-        if way.route is RouteKind.PROJECT and generation.dropped == 0:
+        self._check_resident(destination.dest)
+        if generation.read - generation.dropped > destination.capacity:
+            raise SwitchError(
+                f"{generation.read - generation.dropped} cells do not fit {destination.capacity}"
+            )
+        generation.rung = destination.dest
+        generation.capacity = destination.capacity
+        if destination.route is RouteKind.PROJECT and generation.dropped == 0:
             generation.settled = min(SINKS, generation.cells)
         return None
 

@@ -14,8 +14,8 @@ memory     what the world holds: ``budget_bytes``, ``usage_bytes``, ``parts`` (`
 violation  an invariant that did not hold: ``invariant``, ``detail``
 engine     of an engine in a process of its own: ``what`` is ``started`` (``pid``, ``took_ns``), ``ended`` (``reason``
            and ``status``, negative for the signal) or ``gave up`` (at whom: ``tenant``)
-signal     of real processes: the process was told ``budget_bytes``; what was in use then (``held_bytes``, the engine's
-           ``own_bytes`` of it) and how fast others grew
+signal     of real processes: ``budget_bytes`` was reported to the process; what was in use then (``held_bytes``, the
+           engine's ``own_bytes`` of it) and how fast others grew
 pressure   of real processes: other programs have ``taken_bytes`` and leave ``budget_bytes``
 kernel     of real processes, ten times a second: what the kernel has counted by then, limit and line of the group
 victim     of real processes: who was killed, ``what`` and ``pid``

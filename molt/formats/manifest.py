@@ -33,7 +33,7 @@ class Entry:
 def write_manifest(
     folder: Path, names: Sequence[str], vocabulary: int, advance: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Record the files of ``folder``, and the entries of its tokenizer; ``advance`` is told bytes read.
+    """Record the files of ``folder``, and the entries of its tokenizer; ``advance`` is given the bytes read.
 
     The folder is complete from the moment this returns.
     """
@@ -101,7 +101,7 @@ def total_bytes(folder: Path) -> int:
 
 
 def check_contents(folder: Path, advance: Callable[[int], None]) -> None:
-    """Raise ``LadderError`` unless every file is byte for byte what was written; ``advance`` is told bytes read."""
+    """Raise ``LadderError`` unless every file is byte for byte what was written; ``advance`` counts bytes read."""
     check_sizes(folder)
     for name, entry in read_manifest(folder).items():
         if (found := sha256(folder / name, advance)) != entry.sha256:
@@ -116,7 +116,7 @@ def _entry(path: Path, advance: Callable[[int], None]) -> dict[str, int | str]:
 
 
 def sha256(path: Path, advance: Callable[[int], None] = lambda _: None) -> str:
-    """SHA-256 (hex) of a file; ``advance`` is told bytes read."""
+    """SHA-256 (hex) of a file; ``advance`` is given the bytes read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

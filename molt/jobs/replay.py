@@ -31,8 +31,8 @@ class Replay:
 def replay(path: Path, policy: str | None = None) -> Replay:
     """Replay a log file, with ``policy`` in place of the name it gives.
 
-    Raises ``LogError`` if it cannot be read, ``InputError`` if its policy is not installed: a log, which may be
-    somebody else's, cannot choose code to run.
+    Raises ``LogError`` if it cannot be read, ``InputError`` if its policy is not installed: a log, which may come from
+    others, cannot choose code to run.
     """
     header, records = log.read(path)
     seq = events = decisions = 0

@@ -62,7 +62,7 @@ class KVState:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether every value is finite, told from the sum: NaN and infinity survive it.
+    """Whether every value is finite, as the sum shows: NaN and infinity survive it.
 
     (Thirty times faster than ``isfinite`` on a cache; values whose sum overflows are no cache either.)
     """

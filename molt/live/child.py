@@ -1,4 +1,4 @@
-"""The process with the models: ``python -m molt.live.child``, started by ``remote.py``. It calls an engine as told.
+"""The process with the models: ``python -m molt.live.child``, started by ``remote.py``, for which it calls an engine.
 
 Rules of this process:
 
@@ -137,7 +137,7 @@ def _prefill(engine: Engine, call: messages.PrefillCall) -> dict[str, Any]:
 
 def _switch(engine: Engine, call: messages.SwitchCall) -> dict[str, Any]:
     try:
-        return {"is_done": True, "handoff": engine.switch(call.tenant, call.way, call.within_ns)}
+        return {"is_done": True, "handoff": engine.switch(call.tenant, call.destination, call.within_ns)}
     except Unfinished:
         return {"is_done": False}
 

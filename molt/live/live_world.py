@@ -3,7 +3,7 @@
 Rules of this world, beside those of every world (``molt/worlds/base_world.py``):
 
 - One thread lives it (``run``) and does everything: it writes the log, calls the engine and the listener. Other threads
-  leave word (``budget``, ``ask``, ``leave``, ``stop``): it counts from when it was left, and is heard at a boundary.
+  leave word (``budget``, ``ask``, ``leave``, ``stop``): it counts from when it was left, and is read at a boundary.
 - A boundary is one token, one chunk of reading, one stretch of a load or of a switch.
 - The engine's death is a fact, never the end of the run: it is started again, and requests begin anew.
 - Times are nanoseconds since ``run`` found the engine ready.
@@ -58,7 +58,7 @@ class Decided:
 class MemorySample:
     """What the world holds, as in the log: ``round`` when everything asked for had been carried out.
 
-    ``measured`` are the readings that the world was told to take beside its books.
+    ``measured`` are readings that are taken beside the books, where the world was given some.
     """
 
     at_ns: int
@@ -73,8 +73,8 @@ WorldRecord: TypeAlias = e.AnyEvent | Decided | MemorySample
 Listener: TypeAlias = Callable[[WorldRecord], None]
 
 
-def no_listener(heard: WorldRecord) -> None:
-    """Nobody listens."""
+def no_listener(record: WorldRecord) -> None:
+    """A world without a listener."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class LiveWorld(World):
         self._words.put(_Budget(self._now_ns, budget_bytes))
 
     def ask(self, tenant: str, kind: TenantKind, request: Request) -> None:
-        """Somebody asks; ``ValueError`` if there is a tenant of that name."""
+        """A client asks; ``ValueError`` if there is a tenant of that name."""
         assert request.prompt_ids, "an answer begins with something"
         assert request.max_tokens > 0, "an answer has a length"
         with self._lock:
@@ -156,7 +156,7 @@ class LiveWorld(World):
         self._words.put(_Ask(self._now_ns, tenant, kind, request))
 
     def leave(self, tenant: str) -> None:
-        """Whoever asked is gone. Nothing to do if the answer is complete."""
+        """The client is gone. Nothing to do if the answer is complete."""
         self._words.put(_Leave(self._now_ns, tenant))
 
     def stop(self, reason: str) -> None:
@@ -180,7 +180,7 @@ class LiveWorld(World):
                     self._live()
                 except EngineDied as death:
                     self._note_end(death)
-                    self._hear()
+                    self._read_words()
                     if self._stopped is None:  # else it may only have been too slow to stop
                         self._come_back(death.tenant)
             self._log.write("end", self._now_ns, reason=self._stopped.reason)
@@ -188,7 +188,7 @@ class LiveWorld(World):
             self._engine.kill()
 
     def _live(self) -> None:
-        self._hear()
+        self._read_words()
         while self._stopped is None:
             _through(self._round())
             step = self._scheduler.next_step()
@@ -196,7 +196,7 @@ class LiveWorld(World):
                 self._sleep()
             else:
                 _through(self._execute(step))
-            self._hear()
+            self._read_words()
 
     def _sleep(self) -> None:
         """Wait for word, or for the timer."""
@@ -217,7 +217,7 @@ class LiveWorld(World):
             if self._child is not None:
                 self._start()
         except EngineDied:
-            self._hear()
+            self._read_words()
             if self._stopped is None:
                 raise
 
@@ -242,13 +242,13 @@ class LiveWorld(World):
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
         for pause_s in chain(AGAIN_S, repeat(AGAIN_S[-1])):
-            self._hear()
+            self._read_words()
             until_ns = self._now_ns + round(pause_s * 1e9)
             while self._stopped is None and self._now_ns < until_ns:
                 self._wait(until_ns)
             if self._stopped is not None or self._is_up_again():
                 break
-        self._hear()
+        self._read_words()
         if self._stopped is None:
             self._begin_again()
 
@@ -273,7 +273,7 @@ class LiveWorld(World):
 
     # Facts.
 
-    def _hear(self) -> None:
+    def _read_words(self) -> None:
         """Take what was left by now; a timer that was due before comes first."""
         while not self._words.empty():
             self._take(self._words.get())
@@ -285,14 +285,14 @@ class LiveWorld(World):
             case _Budget():
                 self._budget_bytes = word.budget_bytes
                 self._record_memory(at_ns=word.at_ns)
-                self._tell(e.BudgetChanged(at_ns=word.at_ns, budget_bytes=word.budget_bytes))
+                self._post(e.BudgetChanged(at_ns=word.at_ns, budget_bytes=word.budget_bytes))
             case _Ask():
                 guest = self._guests[word.tenant] = RunningTenant(word.tenant, word.kind, word.request)
-                self._tell(guest.arrived(word.at_ns))
+                self._post(guest.arrived(word.at_ns))
             case _Leave() if word.tenant in self._guests:
                 if not self._alive:
                     self._forget(word.tenant)
-                self._tell(e.TenantCancelled(at_ns=word.at_ns, tenant=word.tenant))
+                self._post(e.TenantCancelled(at_ns=word.at_ns, tenant=word.tenant))
             case _Leave():
                 pass  # the answer was complete before
             case _Stop():
@@ -300,7 +300,7 @@ class LiveWorld(World):
             case _:
                 assert_never(word)
 
-    def _tell(self, event: e.AnyEvent) -> None:
+    def _post(self, event: e.AnyEvent) -> None:
         if self._alive:
             self._inbox.append(event)
 
@@ -330,7 +330,7 @@ class LiveWorld(World):
             result = work()
             took_ns = max(1, self._clock_ns() - begin_ns)
         finally:  # what came meanwhile came before what this brings about
-            self._hear()
+            self._read_words()
         return result, took_ns
         yield
 
@@ -350,12 +350,12 @@ class LiveWorld(World):
         self._hold_for_switch(step, move)
         begin_ns, done_ns = self._clock_ns(), move.done_ns or 0
         try:
-            outcome, took_ns = yield from self._spend(0, lambda: self._cross(step, move, SLICE_NS_MAX))
+            outcome, took_ns = yield from self._spend(0, lambda: self._do_switch(step, move, SLICE_NS_MAX))
         except Unfinished:
             move.done_ns = done_ns + self._clock_ns() - begin_ns
-            self._hear()
+            self._read_words()
             return
-        self._crossed(step, move, outcome, done_ns + took_ns)
+        self._switch_done(step, move, outcome, done_ns + took_ns)
 
     def _prefill(self, step: PrefillStep) -> Wait[None]:
         tokens = min(step.chunk, step.tokens)
@@ -397,7 +397,7 @@ class LiveWorld(World):
         super()._enqueue(decision, seq)
 
     def _record_memory(self, *, round: bool = False, at_ns: int | None = None) -> None:
-        """What is held, now, or at the time of a change that was heard of later; never before the last record."""
+        """What is held, now, or at the time of a change that became known later; never before the last record."""
         at_ns = max(self._sampled_ns, self._now_ns if at_ns is None else at_ns)
         self._sampled_ns = at_ns
         measured = {} if self._measure is None else self._measure()

@@ -1,8 +1,8 @@
 """What crosses the pipe between a world and its engine: JSON, each message behind its length in four bytes.
 
 A call is answered by one reply with its number. A reply says, beside the result, what the tenant or the rung of the
-call holds now, so that nobody has to ask for that. Nothing that arrives is trusted: what is no message, or is another
-one than was due, is a ``MessageError``.
+call holds now, so that no further call has to ask for that. Nothing that arrives is trusted: what is no message, or is
+another one than was due, is a ``MessageError``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SwitchCall:
     """``Engine.switch``."""
 
     tenant: str
-    way: Destination
+    destination: Destination
     within_ns: int | None
     call: Literal["switch"] = "switch"
 
@@ -128,7 +128,7 @@ class ShedCall:
 
 @dataclass(frozen=True, slots=True)
 class TenantCall:
-    """The calls that say no more than whom they are about."""
+    """The calls with no argument but their tenant."""
 
     tenant: str
     call: Literal["park", "spill", "restore", "finish"]
@@ -186,9 +186,9 @@ Message = TypeVar("Message")
 
 
 class Pipe:
-    """One side of the pipe: a descriptor to read from and one to write to, which stay those of whoever opened them.
+    """One side of the pipe: a descriptor to read from and one to write to, which their opener still owns.
 
-    Deadlines are functions that give a time of ``time.monotonic``: they may change while somebody waits.
+    Deadlines are functions that give a time of ``time.monotonic``: they may change while a side waits.
     """
 
     def __init__(self, incoming: int, outgoing: int) -> None:
@@ -200,7 +200,7 @@ class Pipe:
         self._pending = b""
 
     def send(self, kind: TypeAdapter[Message], message: Message, until_s: Deadline = never) -> None:
-        """Send a message. Raises ``Silence`` if it is not taken in time, ``Ended`` if nobody reads any more."""
+        """Send a message. Raises ``Silence`` if it is not taken in time, ``Ended`` if the other side reads no more."""
         body = kind.dump_json(message)
         data = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
         while data:

@@ -63,17 +63,19 @@ class Paced(ModelledEngine):
         self._elapse(self._costs.rungs[generation.rung].healing_ns(healed, generation.cells) * count)
         return super().decode(tenant, count, heal)
 
-    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
+    def switch(self, tenant: str, destination: Destination, within_ns: int | None = None) -> Handoff | None:
         self._chunk = None
         generation = self._generations[tenant]
-        whole_ns = self._costs.switch_ns(generation.rung, way.dest, generation.cells, way.native)
+        whole_ns = self._costs.switch_ns(
+            generation.rung, destination.dest, generation.cells, destination.native
+        )
         left_ns = self._crossing_ns.pop(tenant, whole_ns)
         stretch_ns = left_ns if within_ns is None else min(left_ns, within_ns)
         self._elapse(stretch_ns)
         if stretch_ns < left_ns:
             self._crossing_ns[tenant] = left_ns - stretch_ns
             raise Unfinished
-        return super().switch(tenant, way)
+        return super().switch(tenant, destination)
 
     def park(self, tenant: str) -> int:
         self._abandon(tenant)

@@ -1,6 +1,6 @@
 """A child process that cannot outlive its parent.
 
-On Linux the kernel sees to it; everywhere, whoever waits for the parent looks whether it is still there.
+On Linux the kernel sees to it; everywhere, a child that waits for its parent looks whether it is still there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def end_if_orphaned(parent_pid: int) -> None:
 def offer_to_oom_killer(score: int) -> None:
     """Make this process a better victim: 0 (no more than it is) to 1000. A score is never lowered.
 
-    Within one control group the kernel kills whoever has most memory, after adding a thousandth of the limit for
+    Within one control group the kernel kills the process with most memory, after adding a thousandth of the limit for
     each point. Does nothing where there is no such score.
     """
     file = Path("/proc/self/oom_score_adj")

@@ -210,8 +210,8 @@ class RemoteEngine:
     def decode(self, tenant: str, count: int, heal: int = 0) -> Decoded:
         return self._due(self._about(tenant, messages.DecodeCall(tenant, count, heal)).decoded, "decode")
 
-    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
-        reply = self._about(tenant, messages.SwitchCall(tenant, way, within_ns))
+    def switch(self, tenant: str, destination: Destination, within_ns: int | None = None) -> Handoff | None:
+        reply = self._about(tenant, messages.SwitchCall(tenant, destination, within_ns))
         if not self._due(reply.is_done, "switch"):
             raise Unfinished
         return reply.handoff
@@ -232,7 +232,7 @@ class RemoteEngine:
         return self._due(self._about(tenant, messages.ShedCall(tenant, keep_cells, rung)).freed_bytes, "shed")
 
     def finish(self, tenant: str) -> None:
-        """Forget a tenant. That the child is gone, and the tenant with it, is told by the next call."""
+        """Forget a tenant. That the child is gone, and the tenant with it, shows in the next call."""
         with suppress(EngineDied):
             self._call(messages.TenantCall(tenant, "finish"))
         self._cache_bytes.pop(tenant, None)
@@ -301,7 +301,7 @@ class RemoteEngine:
     def _lost(self, what: str, tenant: str | None = None, *, is_alive: bool = False) -> EngineDied:
         """The child counts as dead, and is killed if it ``is_alive``; until ``kill``, every call says so.
 
-        ``tenant`` is whom the call was for; the child has failed at it unless it was killed by somebody else.
+        ``tenant`` is the one the call was for; the child has failed at it unless another process killed it.
         """
         process = self._process
         assert process is not None, "there is no child"

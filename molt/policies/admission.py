@@ -21,8 +21,8 @@ def admit_while_room(
 ) -> Plan:
     """``plan`` with as many newcomers on ``rung`` as fit.
 
-    From the first that must wait for others to leave, all wait: nobody is overtaken for ever. One that would not fit
-    even alone holds nobody up.
+    From the first that must wait for others to leave, all wait: none is overtaken for ever. One that would not fit
+    even alone holds none up.
     """
     full = False
     for newcomer in newcomers:

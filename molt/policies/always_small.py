@@ -22,6 +22,6 @@ class AlwaysSmall:
     floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
-        """Everybody on the bottom rung; newcomers wait only while they do not fit."""
+        """All tenants on the bottom rung; newcomers wait only while they do not fit."""
         plan = Plan(placements={}, keep=view.state.resident)
         return admit_while_room(view, plan, view.waiting(), view.ladder.bottom.name)

@@ -19,6 +19,6 @@ class Hold:
     floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
-        """Everybody on the top rung; newcomers wait only while they do not fit."""
+        """All tenants on the top rung; newcomers wait only while they do not fit."""
         plan = Plan(placements={}, keep=view.state.resident)
         return admit_while_room(view, plan, view.waiting(), view.ladder.top.name)

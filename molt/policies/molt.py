@@ -4,20 +4,20 @@ The policy is a list of *postures* in order of increasing harm; it takes the fir
 transient on the way there:
 
 ====  =====================================================================================================
-0     everybody runs, on the largest rung possible; batch newcomers wait if they do not fit (defer, demote)
-1     everybody runs, but the caches are read again (where the transient of carrying them does not fit)
+0     all tenants run, on the largest rung possible; batch newcomers wait if they do not fit (defer, demote)
+1     all run, but their tokens are prefilled again (where the transient of carrying caches does not fit)
 2     on the smallest rung, some are parked: batch before foreground, the latest first (park); if that is not
       enough, their caches are written to disk (spill)
 3     all are parked, with their caches (park)
 4     all are parked and caches are written to disk, the least protected first, as far as needed (spill)
 5     what cannot be written fast enough loses its oldest context, down to ``min_cells`` (shed)
-6     whole caches go, to be read again later: the tokens are still known, so even this loses no answer
+6     whole caches go, to be prefilled again later: the tokens are still known, so even this loses no answer
 ====  =====================================================================================================
 
 A rung whose load failed is left out until it may be tried again; the smallest is then the smallest of the others.
 
 Going to a better posture than the present one (recovery, the levers in reverse) takes a margin and a cool-down, so that
-an oscillating budget does not make the models oscillate. Only whoever stands still may come back sooner, on the
+an oscillating budget does not make the models oscillate. Only a tenant that stands still may come back sooner, on the
 smallest rung, and after the cool-down even without the margin. Where both rungs fit, the larger one is brought in while
 the smaller goes on answering, and only the switch itself is a pause.
 
@@ -94,7 +94,7 @@ class Molt:
         tight = False
         for rank, plan in self._postures(view):
             recovery = rank < here
-            # Where somebody stands still, little is better than nothing.
+            # Where a tenant stands still, little is better than nothing.
             back = recovery and here[0] > 0
             if not view.fits(plan, self.margin if recovery and (cooling or not back) else 0.0):
                 tight = tight or view.fits(plan)
@@ -159,7 +159,7 @@ class Molt:
 
     def _postures(self, view: View) -> Iterator[tuple[Rank, Plan]]:
         """Those in which all with a claim run, then the same without the last of the newcomers among them, and so on:
-        for a newcomer who would have to wait all the same, nobody changes anything."""
+        nothing is changed for a newcomer that would have to wait all the same."""
         admitted, newcomers = view.admitted(), _claims(view)
         for count in range(len(newcomers), -1, -1):
             must = by_protection(admitted + newcomers[:count])
@@ -190,19 +190,19 @@ class Molt:
     def _shed(self, view: View) -> Plan:
         """All parked; caches written to disk, then contexts shortened to ``min_cells``, then dropped whole, the
         least protected first, until the rest fits."""
-        everybody = view.admitted()
-        parked = self._aside(view, everybody)
+        admitted = view.admitted()
+        parked = self._aside(view, admitted)
         excess = view.peak_of(others_wait(view, parked)) - view.budget_bytes
-        placements = self._aside(view, everybody, spill=True, enough=excess)
+        placements = self._aside(view, admitted, spill=True, enough=excess)
         excess = view.peak_of(others_wait(view, placements)) - view.budget_bytes
-        admitted = [
+        shrinking = [
             tenant
-            for tenant in by_protection(everybody)[::-1]
+            for tenant in by_protection(admitted)[::-1]
             if not tenant.spilled and placements[tenant.name] == Rest()
         ]
-        kept = {tenant.name: tenant.cells for tenant in admitted}
+        kept = {tenant.name: tenant.cells for tenant in shrinking}
         for least in (self.min_cells, 0):
-            for tenant in admitted:
+            for tenant in shrinking:
                 cell_bytes = _cell_bytes(view, tenant)
                 spare = max(0, kept[tenant.name] - least)
                 cells = min(spare, -(-excess // cell_bytes)) if least else spare * (excess > 0)
@@ -243,7 +243,7 @@ def _rungs(plan: Plan) -> frozenset[str]:
 
 
 def _present_rank(view: View) -> Rank:
-    """The best where nobody has begun, or somebody is to run on a rung that cannot be had: nothing is a recovery."""
+    """The best where no tenant has begun, or one is to run on a rung that cannot be had: nothing is a recovery."""
     admitted = view.admitted()
     if not admitted or any(tenant.target in view.state.barred for tenant in admitted):
         return (0, 0)
@@ -254,10 +254,10 @@ def _present_rank(view: View) -> Rank:
 
 
 def _claims(view: View) -> list[Tenant]:
-    """Newcomers with a claim to run beside everybody admitted, the best protected first.
+    """Newcomers with a claim to run beside all that are admitted, the best protected first.
 
-    Those of the foreground: a person does not wait for a batch job. Nobody admitted: the first in the queue that can
-    run at all, whoever it is.
+    Those of the foreground: a person does not wait for a batch job. With none admitted: the first in the queue that can
+    run at all.
     """
     feasible = [tenant for tenant in view.waiting() if _could_run(view, tenant)]
     claims = [tenant for tenant in feasible if tenant.kind is TenantKind.FOREGROUND]
@@ -265,7 +265,7 @@ def _claims(view: View) -> list[Tenant]:
 
 
 def _could_run(view: View, newcomer: Tenant) -> bool:
-    """Whether a newcomer would fit on the smallest rung with everybody else parked; if not, it has no claim yet."""
+    """Whether a newcomer would fit on the smallest rung with all others parked; if not, it has no claim yet."""
     placements: dict[str, Placement] = {tenant.name: Rest() for tenant in view.admitted()}
     return view.fits(others_wait(view, {**placements, newcomer.name: Run(view.rungs[-1].name)}))
 

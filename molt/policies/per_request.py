@@ -19,7 +19,7 @@ class PerRequest:
     floor_cells: ClassVar[int] = 0
 
     def decide(self, view: View) -> Plan:
-        """Newcomers get the largest rung that fits beside what is running; nobody is ever moved."""
+        """Newcomers get the largest rung that fits beside what is running; no tenant ever switches."""
         idle = Plan(placements={}, keep=view.state.resident)
         waiting = view.waiting()
         if not waiting:

@@ -1,4 +1,4 @@
-"""Restart: switch to a smaller model when pressed and read the whole prompt again on it."""
+"""Restart: switch to a smaller model when pressed and prefill the whole text again on it."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class PendingLoad:
 class PendingSwitch:
     """A cache that is to go to another rung; a world may note how far that is (``None``: nothing is held for it)."""
 
-    way: Destination
+    destination: Destination
     predicted_kl: float
     decision: int
     done_ns: int | None = None
@@ -139,7 +139,7 @@ class World(ABC):
 
     @abstractmethod
     def _prefill(self, step: PrefillStep) -> Wait[None]:
-        """Read known tokens to a boundary."""
+        """Prefill known tokens to a boundary."""
 
     @abstractmethod
     def _decode(self, step: DecodeStep) -> Wait[None]:
@@ -179,7 +179,7 @@ class World(ABC):
         return self._guests.pop(tenant, None)
 
     def _report(self, event: e.AnyEvent) -> None:
-        """A fact that only confirms what is believed, or after which nobody is asked."""
+        """A fact that only confirms what is believed, or after which the policy is not asked."""
         self._conductor.feed(event)
 
     def _feed(self, event: e.AnyEvent) -> None:
@@ -232,8 +232,8 @@ class World(ABC):
             self._engine.park(tenant)
             if tenant in self._on_disk:  # room for what is to come back
                 self._engine.grow(tenant, self._on_disk[tenant])
-            way = Destination(decision.dest, decision.route, decision.capacity, decision.native)
-            self._moves[tenant] = PendingSwitch(way, decision.prediction.kl, seq)
+            destination = Destination(decision.dest, decision.route, decision.capacity, decision.native)
+            self._moves[tenant] = PendingSwitch(destination, decision.prediction.kl, seq)
         self._put_cache(tenant)
 
     def _drop_cache(self, tenant: str, dest: str) -> int:
@@ -375,7 +375,7 @@ class World(ABC):
             )
             return
         move = self._moves.get(step.tenant)
-        dest = step.rung if move is None else move.way.dest
+        dest = step.rung if move is None else move.destination.dest
         self._abandon_move(step.tenant)
         self._begin_anew(step.tenant, dest)
         self._put_cache(step.tenant)
@@ -384,7 +384,7 @@ class World(ABC):
     def _hold_for_switch(self, step: SwitchStep, move: PendingSwitch) -> None:
         """What a switch takes beside the old cache while it is at work: the new cache and the map."""
         map_bytes = self._ladder.route(step.source, step.dest).map_bytes
-        new_cache = self._ladder.rung(step.dest).kv_bytes(move.way.capacity)
+        new_cache = self._ladder.rung(step.dest).kv_bytes(move.destination.capacity)
         self._memory.put("transient", f"switch {step.tenant}", new_cache + map_bytes)
 
     def _suspend_switches(self, but: str | None) -> None:
@@ -392,22 +392,22 @@ class World(ABC):
         for tenant, move in self._moves.items():
             if tenant != but and move.done_ns is not None:
                 move.done_ns = None
-                self._engine.park(tenant)  # the cache is trimmed already; what was half across is dropped
+                self._engine.park(tenant)  # the cache is trimmed already; a switch half done is dropped
                 self._memory.put("transient", f"switch {tenant}", 0)
 
-    def _cross(
+    def _do_switch(
         self, step: SwitchStep, move: PendingSwitch, within_ns: int | None = None
     ) -> e.Handoff | SwitchError | None:
-        """Take a cache across, or raise ``Unfinished`` when this time is over."""
+        """Take a cache to its destination, or raise ``Unfinished`` when this time is over."""
         try:
-            handoff = self._engine.switch(step.tenant, move.way, within_ns)
+            handoff = self._engine.switch(step.tenant, move.destination, within_ns)
         except SwitchError as error:
             self._begin_anew(step.tenant, step.dest)
             return error
         self._guests[step.tenant].rung = step.dest
         return handoff
 
-    def _crossed(
+    def _switch_done(
         self, step: SwitchStep, move: PendingSwitch, outcome: e.Handoff | SwitchError | None, took_ns: int
     ) -> None:
         """A switch is done, or has failed."""
@@ -435,11 +435,11 @@ class World(ABC):
                 tenant=step.tenant,
                 source=step.source,
                 dest=step.dest,
-                route=move.way.route,
+                route=move.destination.route,
                 cells=step.cells,
                 duration_ns=took_ns,
                 settled=self._engine.settled_cells(step.tenant),
-                native=move.way.native,
+                native=move.destination.native,
                 predicted_kl=move.predicted_kl,
                 handoff=outcome,
                 decision=move.decision,
@@ -473,7 +473,7 @@ class World(ABC):
         return usage
 
     def _begin_again(self) -> None:
-        """The process is there again, cold; whoever had begun begins anew."""
+        """The process is there again, cold; tenants that had begun begin anew."""
         self._inbox.clear()
         self._alive = True
         self._report(e.ProcessStarted(at_ns=self._now_ns))

@@ -32,7 +32,7 @@ def withheld_bytes_are_as_believed(
 
 
 def caches_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks) -> str | None:
-    """Every admitted tenant's cache has the believed size, and nobody else has one."""
+    """Every admitted tenant's cache has the believed size, and no other tenant has one."""
     believed = {
         tenant.name: cache_bytes(tenant, ladder)
         for tenant in state.tenants.values()

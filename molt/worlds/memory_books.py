@@ -1,4 +1,4 @@
-"""What a world holds, in bytes: the truth that its log tells and that belief is compared with."""
+"""What a world holds, in bytes: the truth that is logged, and that belief is compared with."""
 
 from __future__ import annotations
 

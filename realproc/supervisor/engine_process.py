@@ -35,8 +35,8 @@ class SlowedEngine(RemoteEngine):
     def load(self, rung: str, within_ns: int | None = None) -> bool:
         return super().load(rung, self._sooner(within_ns))
 
-    def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> Handoff | None:
-        return super().switch(tenant, way, self._sooner(within_ns))
+    def switch(self, tenant: str, destination: Destination, within_ns: int | None = None) -> Handoff | None:
+        return super().switch(tenant, destination, self._sooner(within_ns))
 
     def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
         super().prefill(tenant, tokens, chunk, self._sooner(within_ns))

@@ -63,7 +63,7 @@ class ScriptedWorld(LiveWorld):
     def _wait(self, until_ns: int) -> None:
         next_ns = self.script.acts[0][0] if self.script.acts else until_ns
         self.script.elapse(max(0, min(next_ns, until_ns) - self.script.now_ns))
-        self._hear()
+        self._read_words()
 
 
 class Stamped(io.StringIO):

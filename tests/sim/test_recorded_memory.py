@@ -1,4 +1,4 @@
-"""The memory of an earlier run, told once more: what others left, what was told, and what no run tells."""
+"""The memory of an earlier run, met once more: what others left, what was reported, and what no run has."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ def real_log(
     folder: Path,
     *,
     pressure: dict[int, int] | None = None,
-    told: dict[int, int] | None = None,
+    reported: dict[int, int] | None = None,
     victims: tuple[int, ...] = (),
     policy: str = "molt",
     **header: Any,
 ) -> Path:
     """A log as a run with real processes writes it: MiB by milliseconds, and when an allocator was killed."""
     (folder / policy).mkdir(parents=True)
-    told = {0: 52} if told is None else told
+    reported = {0: 52} if reported is None else reported
     with (folder / policy / log.FILE_NAME).open("w", encoding="utf-8") as sink:
         scenario = {"name": NAME, "budgets": [[0, ALL_BYTES]], "kill_after_ns": 500 * MS}
         written = log.Log(sink, {"real": {}, "scenario": scenario, **header})
-        for at_ms in sorted({*(pressure or {}), *told, *victims}):
+        for at_ms in sorted({*(pressure or {}), *reported, *victims}):
             at_ns = at_ms * MS
             if at_ms in (pressure or {}):
                 size_bytes = (pressure or {})[at_ms] * MIB
                 written.write("pressure", at_ns, taken_bytes=ALL_BYTES - size_bytes, budget_bytes=size_bytes)
             if at_ms in victims:
                 written.write("victim", at_ns, what="allocator", pid=1)
-            if at_ms in told:
-                written.event(BudgetChanged(at_ns=at_ns, budget_bytes=told[at_ms] * MIB))
+            if at_ms in reported:
+                written.event(BudgetChanged(at_ns=at_ns, budget_bytes=reported[at_ms] * MIB))
     return folder
 
 
 def test_what_others_left_and_what_was_told_are_two_things(tmp_path: Path) -> None:
-    run = real_log(tmp_path, pressure={800: 40, 900: 30}, told={0: 52, 805: 20})
+    run = real_log(tmp_path, pressure={800: 40, 900: 30}, reported={0: 52, 805: 20})
     memory = recorded_memory.read(run, "molt", NAME)
     assert memory.left == ((0, 52 * MIB), (800 * MS, 40 * MIB), (900 * MS, 30 * MIB))
-    assert memory.told == ((0, 52 * MIB), (805 * MS, 20 * MIB))
+    assert memory.reported == ((0, 52 * MIB), (805 * MS, 20 * MIB))
 
 
 def test_what_a_killed_allocator_had_is_free_once_the_simulated_os_has_killed_too(tmp_path: Path) -> None:
-    run = real_log(tmp_path, pressure={800: 30}, told={0: 52, 805: 28}, victims=(900,))
+    run = real_log(tmp_path, pressure={800: 30}, reported={0: 52, 805: 28}, victims=(900,))
     assert recorded_memory.read(run, "molt", NAME).left == (
         (0, ALL_BYTES),
         (800 * MS, 30 * MIB),
@@ -74,9 +74,9 @@ def simulated(memory_of: Path, out: Path) -> RunLog:
 
 
 def test_a_process_decides_upon_what_it_is_told_and_lives_by_what_is_left(tmp_path: Path) -> None:
-    """Told of less, it makes itself small where nobody takes anything; told of nothing, it is killed."""
+    """Told of less, it makes itself small where nobody takes anything; reported of nothing, it is killed."""
     calm = simulated(real_log(tmp_path / "calm"), tmp_path / "calm_out")
-    warned = simulated(real_log(tmp_path / "warned", told={0: 52, 8000: 14}), tmp_path / "warned_out")
+    warned = simulated(real_log(tmp_path / "warned", reported={0: 52, 8000: 14}), tmp_path / "warned_out")
     hit = simulated(real_log(tmp_path / "hit", pressure={8000: 14}), tmp_path / "hit_out")
     assert [len(list(run.decisions("Demote"))) for run in (calm, warned, hit)] == [0, 1, 0]
     assert [killed(run) for run in (calm, warned, hit)] == [0, 0, 1]
@@ -86,7 +86,7 @@ def test_a_process_decides_upon_what_it_is_told_and_lives_by_what_is_left(tmp_pa
 @pytest.mark.parametrize(
     ("made", "policy", "says"),
     [
-        ({"told": {}}, "molt", "was never told a budget"),
+        ({"reported": {}}, "molt", "no budget was reported"),
         ({}, "hold", "No such file"),
     ],
 )
