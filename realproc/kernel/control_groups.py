@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -120,6 +120,37 @@ def read_count(path: Path) -> int | None:
 def as_count(text: str | None) -> int | None:
     """A number of ASCII digits that fits a machine word, or ``None``."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
+
+
+def read_table(path: Path) -> dict[str, int]:
+    """The lines ``key number`` of a file; nothing where there is none."""
+    rows = (line.split() for line in (read_text(path) or "").splitlines())
+    return {row[0]: number for row in rows if len(row) == 2 and (number := as_count(row[1])) is not None}
+
+
+def with_below(stat: Mapping[str, int], key: str) -> int | None:
+    """A number of v1's ``memory.stat``, with that of groups below where it is given; v2's always have it."""
+    return stat.get(f"total_{key}", stat.get(key))
+
+
+def droppable_bytes(stat: Mapping[str, int], version: Version) -> int:
+    """The file pages of a group that the kernel drops before it kills, by its ``memory.stat``.
+
+    Active pages are dropped as inactive ones are. Those still to be written are not, at once; shared memory and pages
+    locked in memory, which are in the cache and on neither list of file pages, never.
+    """
+    cache, dirty, writeback = (
+        ("cache", "dirty", "writeback") if version == "v1" else ("file", "file_dirty", "file_writeback")
+    )
+    cached, lists = (
+        with_below(stat, cache),
+        [with_below(stat, f"{kind}_file") for kind in ("active", "inactive")],
+    )
+    bounds = [] if cached is None else [cached - (with_below(stat, "shmem") or 0)]
+    if lists != [None, None]:
+        bounds.append(sum(size or 0 for size in lists))
+    kept = (with_below(stat, dirty) or 0) + (with_below(stat, writeback) or 0)
+    return max(0, min(bounds, default=0) - kept)
 
 
 # --- a trial ---
@@ -243,17 +274,12 @@ def _limit(folder: Path, version: Version | None) -> int | None:
 
 
 def _in_use(folder: Path) -> int | None:
-    """Bytes charged to a group, without its inactive file pages, which the kernel drops before it kills."""
-    used = read_count(folder / "memory.current")
-    if used is None:
-        used = read_count(folder / "memory.usage_in_bytes")
+    """Bytes charged to a group, without the file pages that the kernel drops before it kills."""
+    version: Version = "v2" if (folder / "memory.current").exists() else "v1"
+    used = read_count(folder / ("memory.current" if version == "v2" else "memory.usage_in_bytes"))
     if used is None:
         return None
-    stat = dict(
-        line.split(" ", 1) for line in (read_text(folder / "memory.stat") or "").splitlines() if " " in line
-    )
-    inactive = as_count(stat.get("total_inactive_file", stat.get("inactive_file")))
-    return max(0, used - (inactive or 0))
+    return max(0, used - droppable_bytes(read_table(folder / "memory.stat"), version))
 
 
 def _quota(mounts: list[_Mount], own: dict[str, PurePosixPath]) -> float | None:

@@ -28,9 +28,12 @@ from realproc.kernel.control_groups import (
     ControlGroups,
     Version,
     as_count,
+    droppable_bytes,
     limits_children,
     read_count,
+    read_table,
     read_text,
+    with_below,
     write,
 )
 
@@ -124,19 +127,22 @@ class GroupV1:
                 write(file, str(limit_bytes))
 
     def read(self) -> Reading:
-        stat = _table(self.folder / "memory.stat")
+        stat = read_table(self.folder / "memory.stat")
         return Reading(
             usage_bytes=_number(self.usage_file),
             peak_bytes=read_count(self.folder / "memory.max_usage_in_bytes"),
-            anonymous_bytes=_hierarchical(stat, "rss"),
-            file_bytes=_hierarchical(stat, "cache"),
-            droppable_bytes=_droppable_v1(stat),
-            kills=_table(self.folder / "memory.oom_control").get("oom_kill", 0),
+            anonymous_bytes=with_below(stat, "rss") or 0,
+            file_bytes=with_below(stat, "cache") or 0,
+            droppable_bytes=droppable_bytes(stat, self.version),
+            kills=read_table(self.folder / "memory.oom_control").get("oom_kill", 0),
             limit_hits=_number(self.folder / "memory.failcnt"),
         )
 
     def held_bytes(self) -> int:
-        return max(0, _number(self.usage_file) - _droppable_v1(_table(self.folder / "memory.stat")))
+        return max(
+            0,
+            _number(self.usage_file) - droppable_bytes(read_table(self.folder / "memory.stat"), self.version),
+        )
 
     def reset_peak(self) -> None:
         """The peak begins anew, at the present usage."""
@@ -161,7 +167,7 @@ class GroupV1:
     @property
     def paused(self) -> bool:
         """Whether a process sleeps at the limit now."""
-        return _table(self.folder / "memory.oom_control").get("under_oom") == 1
+        return read_table(self.folder / "memory.oom_control").get("under_oom") == 1
 
     def _event(self, file: str, *arguments: str) -> int:
         event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -213,19 +219,22 @@ class GroupV2:
         write(self.folder / "memory.high", str(wake_bytes))
 
     def read(self) -> Reading:
-        stat, events = _table(self.folder / "memory.stat"), _table(self.events_file)
+        stat, events = read_table(self.folder / "memory.stat"), read_table(self.events_file)
         return Reading(
             usage_bytes=_number(self.usage_file),
             peak_bytes=read_count(self.folder / "memory.peak"),
             anonymous_bytes=stat.get("anon", 0),
             file_bytes=stat.get("file", 0),
-            droppable_bytes=_droppable_v2(stat),
+            droppable_bytes=droppable_bytes(stat, self.version),
             kills=events.get("oom_kill", 0),
             limit_hits=events.get("max", 0),
         )
 
     def held_bytes(self) -> int:
-        return max(0, _number(self.usage_file) - _droppable_v2(_table(self.folder / "memory.stat")))
+        return max(
+            0,
+            _number(self.usage_file) - droppable_bytes(read_table(self.folder / "memory.stat"), self.version),
+        )
 
 
 # --- making and removing ---
@@ -323,28 +332,6 @@ def _number(file: Path) -> int:
     if number is None:
         raise OSError(0, f"{text!r} is not a number of bytes", str(file))
     return number
-
-
-def _table(file: Path) -> dict[str, int]:
-    """Lines of ``key number``."""
-    rows = (line.split() for line in (read_text(file) or "").splitlines())
-    return {row[0]: number for row in rows if len(row) == 2 and (number := as_count(row[1])) is not None}
-
-
-def _hierarchical(stat: dict[str, int], key: str) -> int:
-    """A number of v1's ``memory.stat``, with that of groups below where it is given."""
-    return stat.get(f"total_{key}", stat.get(key, 0))
-
-
-def _droppable_v1(stat: dict[str, int]) -> int:
-    """Clean file pages: neither shared memory nor still to be written."""
-    kept = sum(_hierarchical(stat, key) for key in ("shmem", "dirty", "writeback"))
-    return max(0, _hierarchical(stat, "cache") - kept)
-
-
-def _droppable_v2(stat: dict[str, int]) -> int:
-    kept = sum(stat.get(key, 0) for key in ("shmem", "file_dirty", "file_writeback"))
-    return max(0, stat.get("file", 0) - kept)
 
 
 def _words(file: Path) -> list[str]:
