@@ -1,7 +1,7 @@
-"""How well the simulator foretells a run with real processes: the same scenario in both worlds, number by number.
+"""How well the simulator predicts a run with real processes: the same scenario in both worlds, number by number.
 
 ``python -m reports.agreement SIMULATED REAL [SIMULATED REAL]...`` takes the folders of two runs, or of several rounds
-of both, and prints a page in Markdown. The error is signed: positive where the real run took more than was foretold;
+of both, and prints a page in Markdown. The error is signed: positive where the real run took more than was predicted;
 of several rounds, each number is the median, and the spread of the real ones says what a machine does to itself.
 Kills and the rungs of every answer are compared exactly, round by round.
 """
@@ -19,15 +19,16 @@ from tabulate import tabulate
 
 from molt.errors import InputError
 from molt.formats.log import FILE_NAME, RETOLD
+from molt.units import MS_NS
 from reports import formatting, metrics
-from reports.metrics import NS_PER_MS, nearest_rank
+from reports.metrics import nearest_rank
 from reports.publish import command
 from reports.real_processes import own_peak_bytes
 from reports.run_log import RunLog
 
 MEAN = "mean"
 TIME_GOAL, PEAK_GOAL = 0.10, 0.05
-"""How far a mean time, and a peak, may be from what was foretold."""
+"""How far a mean time, and a peak, may be from what was predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +118,9 @@ def differences(simulated: RunLog, real: RunLog) -> tuple[str, ...]:
         found.append(f"killed {kills[0]} times in the simulation, {kills[1]} times for real")
     sequences = rung_sequences(simulated), rung_sequences(real)
     for tenant in sorted({*sequences[0], *sequences[1]}):
-        foretold, seen = (" ".join(rungs.get(tenant, ())) or "nothing" for rungs in sequences)
-        if foretold != seen:
-            found.append(f"{tenant}: {foretold} in the simulation, {seen} for real")
+        predicted, seen = (" ".join(rungs.get(tenant, ())) or "nothing" for rungs in sequences)
+        if predicted != seen:
+            found.append(f"{tenant}: {predicted} in the simulation, {seen} for real")
     return tuple(found)
 
 
@@ -151,7 +152,9 @@ def page(simulated: RunLog, real: RunLog, agreements: list[Agreement]) -> str:
     if rounds > 1:
         sentences.append(f"Numbers are medians of {rounds} rounds.")
     if simulated.header.get("memory") == RETOLD:
-        sentences.append("Each simulated policy met the memory of its real run, and was told the same of it.")
+        sentences.append(
+            "Each simulated policy met the memory of its real run, and the same budgets were reported to it."
+        )
     return "\n".join([f"# Simulated and real: {name}", "", " ".join(sentences), "", markdown(agreements)])
 
 
@@ -200,7 +203,7 @@ def _reached(what: str, goal: float, compared: list[Compared]) -> str:
 
 def _gaps_ms(run: RunLog) -> list[float]:
     return [
-        (after.at_ns - before.at_ns) / NS_PER_MS
+        (after.at_ns - before.at_ns) / MS_NS
         for attempt in run.surviving
         for before, after in itertools.pairwise(attempt.tokens)
     ]
@@ -212,14 +215,14 @@ def _first_ms(run: RunLog) -> list[float]:
 
 
 def _switches_ms(run: RunLog) -> list[float]:
-    return [record["duration_ns"] / NS_PER_MS for record in run.events("Switched")]
+    return [record["duration_ns"] / MS_NS for record in run.events("Switched")]
 
 
 def _loads_ms(run: RunLog) -> list[float]:
-    """From the decision to the rung's being there, those that nobody waited for left out."""
+    """From the decision to the rung's being there, those that no tenant waited for left out."""
     asked = {record["seq"]: record["at_ns"] for record in run.decisions("Load")}
     return [
-        (record["at_ns"] - asked[record["decision"]]) / NS_PER_MS
+        (record["at_ns"] - asked[record["decision"]]) / MS_NS
         for record in run.events("RungLoaded")
         if record.get("decision") in asked
     ]

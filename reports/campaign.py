@@ -26,17 +26,17 @@ from typing import Any
 from tabulate import tabulate
 
 from molt.errors import InputError
-from molt.units import MIB, format_size
+from molt.units import MIB, MS_NS, SECOND_NS, format_size
 from reports import formatting
 from reports.confidence import lower_bound, upper_bound
-from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
+from reports.metrics import nearest_rank
 from reports.publish import PUBLISHED, command, run_command
 
 PUBLISHED_REAL = PUBLISHED / "real"
 SIGNAL_LOOK_NS = 10_000_000
 """How long after it was true a usage is seen at the latest, by the signal that looks every 10 ms."""
 GRAIN_BYTES = 3 * MIB // 2
-"""What nobody sees: a change of less than a MiB is not told, and the kernel counts in batches of half a MiB."""
+"""What is not seen: a change of less than a MiB is not reported, and the kernel counts in batches of half a MiB."""
 
 Row = Mapping[str, Any]
 Trial = Mapping[str, Any]
@@ -78,16 +78,16 @@ class Campaign:
 
 
 def kills(rows: Iterable[Row], arm: str) -> int:
-    """Trials of an arm in which the kernel killed somebody."""
+    """Trials of an arm in which the kernel killed a process."""
     return sum(row[arm]["kills"] > 0 for row in rows)
 
 
 def latencies_ms(rows: Iterable[Row], part: str) -> list[float]:
     """A part of the relief in the changing arm, milliseconds, of the first release of each trial: that which was in a
-    hurry. ``signal`` only where memory was short before the process was told, ``load`` and ``transplant`` only where it
-    went on with a smaller rung before it was told again; none in files of old campaigns."""
+    hurry. ``signal`` only where memory was short before the budget was reported, ``load`` and ``transplant`` only where
+    it went on with a smaller rung before the next report; none in files of old campaigns."""
     firsts = (row["molt"]["reliefs"][0] for row in rows if row["molt"]["reliefs"])
-    return sorted(took / NS_PER_MS for first in firsts if (took := first.get(f"{part}_ns")) is not None)
+    return sorted(took / MS_NS for first in firsts if (took := first.get(f"{part}_ns")) is not None)
 
 
 def overshoot_bytes(trial: Trial) -> int:
@@ -99,7 +99,7 @@ def overshoot_bytes(trial: Trial) -> int:
 
 def peak_overshoot_bytes(trial: Trial) -> int:
     """The same by the kernel's own peak, which misses nothing between two looks, and has clean pages of files in it,
-    which fill whatever is free; by looks where the kernel did not tell."""
+    which fill whatever is free; by looks where the kernel does not count."""
     return (
         overshoot_bytes(trial) if trial["peak_bytes"] is None else trial["peak_bytes"] - trial["line_bytes"]
     )
@@ -107,15 +107,15 @@ def peak_overshoot_bytes(trial: Trial) -> int:
 
 def bound_bytes(trial: Trial) -> float | None:
     """The written bound: ``R * (L_signal + L_boundary + L_release) - H``. R is how fast the others really were, H the
-    room below the line when the process was told, L_signal the 10 ms between two looks; boundary and release are those
-    of this trial. ``None``: nothing was released."""
+    room below the line when the budget was reported, L_signal the 10 ms between two looks; boundary and release are
+    those of this trial. ``None``: nothing was released."""
     parts = [part for part in trial["reliefs"] if part["held_bytes"] is not None]
     if not parts:
         return None
     first = parts[0]
     reaction_ns = SIGNAL_LOOK_NS + first["boundary_ns"] + first["release_ns"]
     room = trial["line_bytes"] - first["held_bytes"]
-    return float(trial["fastest_bytes_per_s"] * reaction_ns / NS_PER_S - room)
+    return float(trial["fastest_bytes_per_s"] * reaction_ns / SECOND_NS - room)
 
 
 def is_miss(trial: Trial, overshoot: Callable[[Trial], int] = overshoot_bytes) -> bool:
@@ -146,7 +146,7 @@ def kill_table(campaign: Campaign) -> str:
 
 
 def control_table(campaign: Campaign) -> str:
-    """The same process told by signals that come late."""
+    """The same process under signals that come late."""
     trials: dict[str, list[Trial]] = {}
     for row in campaign.rows:
         if "control" in row and "kills" in row["control"]:
@@ -204,7 +204,7 @@ def page(campaign: Campaign, name: str, made_by: str) -> str:
             "## How long relief took",
             "",
             "The first release of every trial. *Signal* counts from when memory was short, and has no entry where the "
-            "process was told before. *Load* of the smaller rung and *transplant* of the cache come after relief.",
+            "budget was reported before. *Load* of the smaller rung and *transplant* of the cache come after relief.",
             "",
             relief_table(campaign),
             "",
@@ -215,7 +215,7 @@ def page(campaign: Campaign, name: str, made_by: str) -> str:
             "Each point is a trial of the changing process that had to release weights: to the right what the written "
             "bound allows, `R * (L_signal + L_boundary + L_release) - H`, upwards how far usage that cannot be dropped "
             f"was above the line, by looks every 10 ms. {len(points)} points, {misses} misses (killed, or above both "
-            f"the line and their bound by more than the {GRAIN_BYTES / MIB:g} MiB that are not seen or not told); "
+            f"the line and their bound by more than the {GRAIN_BYTES / MIB:g} MiB that are not seen or not reported); "
             f"{peak_misses} by the kernel's own peak, which misses nothing between two looks "
             "but has clean pages of files in it.",
             "",
@@ -297,7 +297,7 @@ def _controls(campaign: Campaign) -> list[str]:
     if not any("control" in row for row in campaign.rows):
         return []
     return [
-        "## Controls: the same process, told by a signal that comes late",
+        "## Controls: the same process under a signal that comes late",
         "",
         control_table(campaign),
         "",
@@ -312,7 +312,7 @@ def _options(campaign: Campaign) -> str:
     scenario = command(first["scenario"]).split()[-1]
     words = [
         f"--scenario {scenario}",
-        f"--room {first['room_ns'] / NS_PER_S:g}s",
+        f"--room {first['room_ns'] / SECOND_NS:g}s",
         f"--left {format_size(first['left_bytes'])}",
     ]
     return " ".join([*words, *([] if _controls(campaign) else ["--no-controls"])]) + " "

@@ -23,7 +23,7 @@ MEMORY_HEIGHT = 200
 LANE_HEIGHT = 24
 RUNG_COLOURS = 6
 MARK_COLUMNS = 400
-BUDGET_STEPS_TOLD = 12
+BUDGET_STEPS_SHOWN = 12
 _ROUND_STEPS = (1, 2, 5, 10)
 
 
@@ -164,8 +164,8 @@ def _areas(run: RunLog, steps: Sequence[Step], scale: Scale) -> Iterator[AreaSha
         (part, [sum(parts.get(part, {}).values()) for _, _, parts in steps])
         for part in ("scratch", "kv", "transient")
     ]
-    told = [sum(values) for values in zip(*(sizes for _, sizes in layers), strict=True)]
-    rest = [max(0, usage - known) for (_, usage, _), known in zip(steps, told, strict=True)]
+    known = [sum(values) for values in zip(*(sizes for _, sizes in layers), strict=True)]
+    rest = [max(0, usage - part) for (_, usage, _), part in zip(steps, known, strict=True)]
     layers.append(("other", rest))
     floor = [0] * len(steps)
     for style, sizes in layers:
@@ -278,7 +278,7 @@ def _levers(run: RunLog, scale: Scale) -> Iterator[Levers]:
 
 
 def _lever_marks(decisions: Iterable[Record], scale: Scale) -> Iterator[Mark]:
-    """Decisions too close to be told apart share a mark."""
+    """Decisions too close to be seen apart share a mark."""
     columns: dict[int, list[Record]] = {}
     for record in decisions:
         columns.setdefault(int(scale.x(record["at_ns"])) * MARK_COLUMNS // CHART_WIDTH, []).append(record)
@@ -311,11 +311,11 @@ def _lanes(run: RunLog, scale: Scale) -> Iterator[Lane]:
     for phase in phases(run):
         doings.setdefault(phase.tenant, []).append(phase)
     if loads := doings.get("", []):
-        told = ", ".join(
+        parts = ", ".join(
             f"{p.rung} from {formatting.moment(p.start_ns)} to {formatting.moment(p.end_ns)}" for p in loads
         )
         shapes = tuple(_phase_shapes(run, loads, scale))
-        yield Lane("loading", "weights", shapes, (), formatting.printable(f"weights loaded: {told}."))
+        yield Lane("loading", "weights", shapes, (), formatting.printable(f"weights loaded: {parts}."))
     for tenant, attempts in run.answers.items():
         yield Lane(
             tenant=formatting.printable(tenant),
@@ -356,30 +356,30 @@ def _endings(attempts: Sequence[Attempt], scale: Scale) -> Iterator[Mark]:
 
 
 def _lane_alternative(tenant: str, attempts: Sequence[Attempt]) -> str:
-    told = []
+    parts = []
     for attempt in attempts:
         words = [f"attempt {attempt.number} arrived at {formatting.moment(attempt.arrived_ns)}"]
         words.append(formatting.count(len(attempt.tokens), "token"))
-        words += [f"{s.source} to {s.dest} at {formatting.moment(s.at_ns)}" for s in attempt.seams]
-        told.append(", ".join([*words, ending(attempt)]))
-    return formatting.printable(f"{tenant}: {'; '.join(told)}.")
+        words += [f"{s.source} to {s.dest} at {formatting.moment(s.at_ns)}" for s in attempt.switches]
+        parts.append(", ".join([*words, ending(attempt)]))
+    return formatting.printable(f"{tenant}: {'; '.join(parts)}.")
 
 
 def _alternative(run: RunLog) -> str:
     """The memory chart in words."""
     changes = [(level.start_ns, level.budget) for level in run.levels]
     kept = [now for before, now in pairwise([(0, -1), *changes]) if now[1] != before[1]]
-    told = [
+    parts = [
         f"{formatting.size(budget)} from {formatting.moment(at_ns)}"
-        for at_ns, budget in kept[:BUDGET_STEPS_TOLD]
+        for at_ns, budget in kept[:BUDGET_STEPS_SHOWN]
     ]
-    if len(kept) > BUDGET_STEPS_TOLD:
-        told.append(f"and {formatting.count(len(kept) - BUDGET_STEPS_TOLD, 'more change')}")
+    if len(kept) > BUDGET_STEPS_SHOWN:
+        parts.append(f"and {formatting.count(len(kept) - BUDGET_STEPS_SHOWN, 'more change')}")
     peak = max(run.samples, key=lambda sample: sample.usage, default=None)
     if peak is None:
         return "No memory was recorded."
     highest = f"{formatting.size(peak.usage)} at {formatting.moment(peak.at_ns)}"
-    words = f"Budget: {', '.join(told)}. Highest usage: {highest}."
+    words = f"Budget: {', '.join(parts)}. Highest usage: {highest}."
     kills = [formatting.moment(record["at_ns"]) for record in run.events("ProcessKilled")]
     return f"{words} Killed at {', '.join(kills)}." if kills else f"{words} Never killed."
 

@@ -7,7 +7,7 @@ from math import exp, lgamma, log, log1p
 
 CONFIDENCE = 0.95
 HALVINGS = 60
-"""Bisection to 2**-60, below what a float tells apart."""
+"""Bisection to 2**-60, below the resolution of a float."""
 
 
 def upper_bound(events: int, trials: int, confidence: float = CONFIDENCE) -> float:

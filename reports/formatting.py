@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from molt.units import show_duration, show_size
-from reports.metrics import NS_PER_MS
+from molt.units import MS_NS, show_duration, show_size
 
 ABSENT = "–"
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
@@ -22,7 +21,7 @@ def size(size_bytes: int | None) -> str:
 
 def span(duration_ms: float | None) -> str:
     """Milliseconds, such as ``260ms`` or ``1.2s``."""
-    return ABSENT if duration_ms is None else show_duration(round(duration_ms * NS_PER_MS))
+    return ABSENT if duration_ms is None else show_duration(round(duration_ms * MS_NS))
 
 
 def moment(at_ns: int) -> str:
@@ -57,7 +56,7 @@ def count(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def machine(of: Mapping[str, Any]) -> str:
-    """The machine of a run, as ``molt.formats.provenance.machine`` tells of it."""
+    """The machine of a run, as ``molt.formats.provenance.machine`` describes it."""
     return f"{of['processor']}, {of['cores']} cores, {size(int(of.get('memory_bytes') or 0))}, {of['system']}"
 
 

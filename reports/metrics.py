@@ -5,7 +5,7 @@ Rules of this module:
 
 - A number is a function of one run and nothing else. What was not measured is ``None``, never 0.
 - Percentiles are nearest-rank: the smallest value that at least p % of the values do not exceed.
-- Tokens count where they reached whoever asked. An attempt whose process was killed delivered nothing: all
+- Tokens count where they reached the client. An attempt whose process was killed delivered nothing: all
   its tokens are lost, its pauses are not pauses of an answer, and its time is part of the wait.
 """
 
@@ -18,10 +18,9 @@ from itertools import pairwise
 from math import fsum
 from typing import Any
 
+from molt.units import MS_NS, SECOND_NS
 from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
 
-NS_PER_MS = 1_000_000
-NS_PER_S = 1_000_000_000
 PERCENTILES = (50, 90, 99)
 HANDOFF_MEASURES = ("kl", "jsd", "jsd_floor", "recovered_context")
 
@@ -45,19 +44,19 @@ def answers_finished(run: RunLog) -> int:
 
 
 def answers_asked(run: RunLog) -> int:
-    """Answers that were asked for, however many attempts each took. A request that came while no process was
+    """Answers that clients requested, however many attempts each took. A request that came while no process was
     alive counts from when it was made."""
     return len(run.answers)
 
 
 def answers_unfinished(run: RunLog) -> int:
-    """Answers that nobody cancelled and that were not complete when the run ended."""
+    """Answers that were not cancelled and not complete when the run ended."""
     return sum(attempts[-1].fate in (Fate.OPEN, Fate.LOST) for attempts in run.answers.values())
 
 
 def tokens_out(run: RunLog) -> int:
     """Tokens delivered: those of every attempt that was not lost by a kill, be it finished, cancelled or open
-    when the run ended. Tokens of an attempt that was killed are lost, not out."""
+    when the run ended. Tokens of an attempt that a kill ended are lost instead."""
     return sum(len(attempt.tokens) for attempt in run.surviving)
 
 
@@ -67,8 +66,8 @@ def tokens_lost(run: RunLog) -> int:
 
 
 def tokens_reread(run: RunLog) -> int:
-    """Tokens that were read although they had been read or produced before: what dropped caches and killed
-    processes cost again."""
+    """Tokens that were prefilled although they had been prefilled or produced before: the price of dropped caches
+    and killed processes."""
     highest: dict[str, int] = {}
     reached: dict[str, int] = {}
     again = 0
@@ -106,16 +105,16 @@ def _drops_cache(record: Mapping[str, Any]) -> bool:
 def switches_down(run: RunLog) -> int:
     """Times an answer went on with a smaller rung: ``Switched`` outcomes whose rungs differ, and answers
     whose tokens were read again on a smaller rung."""
-    return sum(_steps_down(run, seam) > 0 for seam in _seams(run))
+    return sum(_steps_down(run, switch) > 0 for switch in _switches(run))
 
 
 def switches_up(run: RunLog) -> int:
     """Times an answer went on with a larger rung, counted like the switches down."""
-    return sum(_steps_down(run, seam) < 0 for seam in _seams(run))
+    return sum(_steps_down(run, switch) < 0 for switch in _switches(run))
 
 
 def tokens_healed(run: RunLog) -> int:
-    """Tokens of carried caches that were read again inside decode steps (healing), without a pause."""
+    """Tokens of transplanted caches that were prefilled again inside decode steps (healing), without a pause."""
     return sum(record.get("healed", 0) for record in run.events("TokensProduced"))
 
 
@@ -130,15 +129,15 @@ def parks(run: RunLog) -> int:
 
 
 def sheds(run: RunLog) -> int:
-    """Times a tenant's oldest context was dropped (``ContextShed`` outcomes of a ``Shed``); dropping a cache
-    to read its tokens again on another rung is a switch instead."""
+    """Times a tenant's oldest context was dropped (``ContextShed`` outcomes of a ``Shed``); where a cache is
+    dropped and its tokens are prefilled again on another rung, that counts as a switch instead."""
     asked = run.decision_types
     return sum(asked.get(r.get("decision", -1), "Shed") == "Shed" for r in run.events("ContextShed"))
 
 
 def context_lost_tokens(run: RunLog) -> int:
-    """Tokens of context that were shed and not read again: what an answer went on without. A cache that was dropped
-    whole costs reading instead, see tokens_reread."""
+    """Tokens of context that were shed and not prefilled again: the answer went on without them. A cache that was
+    dropped whole costs a prefill instead, see tokens_reread."""
     return sum(r.get("dropped_cells", 0) for r in run.events("ContextShed") if r.get("kept_cells"))
 
 
@@ -152,12 +151,12 @@ def refusals(run: RunLog) -> int:
     return sum(record.get("kind") == "refusal" for record in run.records)
 
 
-def _seams(run: RunLog) -> Iterator[SwitchInAnswer]:
-    return (seam for attempt in run.attempts for seam in attempt.seams)
+def _switches(run: RunLog) -> Iterator[SwitchInAnswer]:
+    return (switch for attempt in run.attempts for switch in attempt.switches)
 
 
-def _steps_down(run: RunLog, seam: SwitchInAnswer) -> int:
-    return run.rungs.index(seam.dest) - run.rungs.index(seam.source)
+def _steps_down(run: RunLog, switch: SwitchInAnswer) -> int:
+    return run.rungs.index(switch.dest) - run.rungs.index(switch.source)
 
 
 # --- latency ------------------------------------------------------------------------------------------------
@@ -181,7 +180,7 @@ def ttft_ms(run: RunLog) -> dict[str, float | None]:
 def itl_ms(run: RunLog) -> dict[str, float | None]:
     """Inter-token latency, milliseconds: all gaps between successive tokens of one answer, the time to its
     first token excluded. Attempts that a kill ended do not count."""
-    return percentiles([gap / NS_PER_MS for attempt in run.surviving for gap in _gaps_ns(attempt)])
+    return percentiles([gap / MS_NS for attempt in run.surviving for gap in _gaps_ns(attempt)])
 
 
 def stall(run: RunLog) -> Stall | None:
@@ -192,33 +191,33 @@ def stall(run: RunLog) -> Stall | None:
 def stall_ms_max(run: RunLog) -> float | None:
     """The longest pause, milliseconds: the longest gap between successive tokens of one answer."""
     longest = stall(run)
-    return None if longest is None else longest.duration_ns / NS_PER_MS
+    return None if longest is None else longest.duration_ns / MS_NS
 
 
 def foreground_stall_ms_max(run: RunLog) -> float | None:
-    """The longest pause of an answer somebody is waiting for, milliseconds: as stall_ms_max, over foreground
+    """The longest pause of an answer that a person waits for, milliseconds: as stall_ms_max, over foreground
     tenants alone. A batch tenant may rightly pause for as long as a foreground answer takes."""
     people = (attempt for attempt in run.surviving if attempt.kind == "foreground")
-    return max((s.duration_ns / NS_PER_MS for s in _stalls(people)), default=None)
+    return max((s.duration_ns / MS_NS for s in _stalls(people)), default=None)
 
 
 def switch_pause_ms_max(run: RunLog) -> float | None:
     """The longest pause at a switch, milliseconds: the longest gap between successive tokens of one foreground
     answer with a change of rung between them (a batch tenant's gap is mostly its waiting for a turn)."""
     people = (attempt for attempt in run.surviving if attempt.kind == "foreground")
-    pauses = [attempt.pause_ns(seam) for attempt in people for seam in attempt.seams]
-    return max((pause / NS_PER_MS for pause in pauses if pause is not None), default=None)
+    pauses = [attempt.pause_ns(switch) for attempt in people for switch in attempt.switches]
+    return max((pause / MS_NS for pause in pauses if pause is not None), default=None)
 
 
 def open_stall_ms_max(run: RunLog) -> float | None:
     """The longest silence at the end, milliseconds: for answers that were open when the run ended, from the
-    last token of any attempt, or from the first arrival, to the end. It is no gap between tokens: none came after it.
-    """
+    last token of any attempt, or from the first arrival, to the end. No token came after it, so it is no gap between
+    tokens."""
     silences = []
     for attempts in run.answers.values():
         if attempts[-1].fate is Fate.OPEN:
-            heard = [token.at_ns for attempt in attempts for token in attempt.tokens[-1:]]
-            silences.append((run.end_ns - max(heard, default=attempts[0].arrived_ns)) / NS_PER_MS)
+            last = [token.at_ns for attempt in attempts for token in attempt.tokens[-1:]]
+            silences.append((run.end_ns - max(last, default=attempts[0].arrived_ns)) / MS_NS)
     return max(silences, default=None)
 
 
@@ -239,7 +238,7 @@ def _ttft_ms(attempts: Sequence[Attempt]) -> float | None:
     last = attempts[-1]
     if last.fate is Fate.LOST or not last.tokens:
         return None
-    return (last.tokens[0].at_ns - attempts[0].arrived_ns) / NS_PER_MS
+    return (last.tokens[0].at_ns - attempts[0].arrived_ns) / MS_NS
 
 
 def _gaps_ns(attempt: Attempt) -> Iterator[int]:
@@ -269,7 +268,7 @@ def overshoot_byte_seconds(run: RunLog) -> float:
     """How much memory was held over the budget and for how long, byte-seconds: the integral over time of
     usage minus budget where that is positive, over all memory records, both constant between two changes."""
     over = sum((level.end_ns - level.start_ns) * max(0, level.usage - level.budget) for level in run.levels)
-    return over / NS_PER_S
+    return over / SECOND_NS
 
 
 def transient_peak_bytes(run: RunLog) -> int | None:
@@ -284,8 +283,9 @@ def usage_peak_bytes(run: RunLog) -> int | None:
 
 
 def file_mapped_peak_bytes(run: RunLog) -> int:
-    """The most weights that were held as pages of a file, bytes. They count in the usage like all others, but a
-    system can drop them by itself and read them again; all other bytes are memory of the process (anonymous)."""
+    """The most weights that were held as pages of a file, bytes. They count in the usage like all others, but the
+    system can drop them by itself and read them from disk again; all other bytes are memory of the process
+    (anonymous)."""
     return max(
         (
             sum(size for rung, size in sample.parts.get("weights", {}).items() if rung in run.mapped_rungs)
@@ -320,7 +320,7 @@ def rung_seconds(run: RunLog) -> dict[str, float]:
             spent_ns[rung] = spent_ns.get(rung, 0) + record["at_ns"] - since.pop(rung, record["at_ns"])
     for rung, start in since.items():
         spent_ns[rung] = spent_ns.get(rung, 0) + run.end_ns - start
-    return {rung: ns / NS_PER_S for rung, ns in spent_ns.items()}
+    return {rung: ns / SECOND_NS for rung, ns in spent_ns.items()}
 
 
 def handoff(run: RunLog) -> dict[str, float | int | None]:
@@ -329,7 +329,7 @@ def handoff(run: RunLog) -> dict[str, float | int | None]:
     carried on the first token, ``jsd_floor`` the same of source and native, ``recovered_context`` the part of
     the benefit of the context that was kept (1: all, 0: as if there were none; above 1: by chance the carried
     cache did better than the native one). ``None``: not measured."""
-    measured = [seam.handoff for seam in _seams(run) if seam.handoff is not None]
+    measured = [switch.handoff for switch in _switches(run) if switch.handoff is not None]
     means: dict[str, float | int | None] = {}
     for name in HANDOFF_MEASURES:
         values = [value for quality in measured if (value := quality.get(name)) is not None]
@@ -357,7 +357,7 @@ def _tenant(run: RunLog, attempts: Sequence[Attempt]) -> dict[str, Any]:
         "finished": last.fate is Fate.FINISHED,
         "reason": last.reason,
         "ttft_ms": _ttft_ms(attempts),
-        "stall_ms_max": None if longest is None else longest / NS_PER_MS,
+        "stall_ms_max": None if longest is None else longest / MS_NS,
         "attempts": last.number,
         "tokens_lost": sum(len(attempt.tokens) for attempt in attempts if attempt.fate is Fate.LOST),
         "rung_tokens": {rung: counts[rung] for rung in run.rungs},
@@ -369,7 +369,7 @@ def _tenant(run: RunLog, attempts: Sequence[Attempt]) -> dict[str, Any]:
 
 def simulated_s(run: RunLog) -> float:
     """How long the run lasted on its own clock, seconds."""
-    return run.end_ns / NS_PER_S
+    return run.end_ns / SECOND_NS
 
 
 def violations(run: RunLog) -> list[dict[str, Any]]:

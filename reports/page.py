@@ -17,14 +17,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from molt.units import MS_NS
 from reports import formatting
 from reports.chart import CHART_WIDTH, LANE_HEIGHT, MEMORY_HEIGHT, Chart, chart, rung_style, shared_scale
-from reports.metrics import NS_PER_MS
 from reports.real_processes import REAL_METRICS
 from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
 from reports.summary import METRICS, Metric
 from reports.table import rows
-from reports.texts import MARK, Joint, RungSpan, ending, fragments
+from reports.texts import MARK, RungSpan, SwitchMark, ending, fragments
 from reports.verdict import Verdict, verdict
 
 Contents = dict[str, Any]
@@ -35,7 +35,7 @@ _MARKDOWN = re.compile(r"(?P<number>^\d+)(?=[.)](?:\s|$))|(?P<sign>[\\`*_\[\]<>|
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """A part of an answer on the page: tokens of one rung, or a seam."""
+    """A part of an answer on the page: tokens of one rung, or a switch."""
 
     style: str
     text: str
@@ -170,24 +170,24 @@ def _rung_label(run: RunLog, rung: str) -> str:
 
 
 def _switches(run: RunLog) -> Iterator[SwitchView]:
-    seams = [(seam.at_ns, attempt, seam) for attempt in run.attempts for seam in attempt.seams]
-    return (_switch(attempt, seam) for _, attempt, seam in sorted(seams, key=lambda found: found[0]))
+    switches = [(switch.at_ns, attempt, switch) for attempt in run.attempts for switch in attempt.switches]
+    return (_switch(attempt, switch) for _, attempt, switch in sorted(switches, key=lambda found: found[0]))
 
 
-def _switch(attempt: Attempt, seam: SwitchInAnswer) -> SwitchView:
-    quality = seam.handoff or {}
-    pause_ns = attempt.pause_ns(seam)
+def _switch(attempt: Attempt, switch: SwitchInAnswer) -> SwitchView:
+    quality = switch.handoff or {}
+    pause_ns = attempt.pause_ns(switch)
     return SwitchView(
-        at=formatting.moment(seam.at_ns),
+        at=formatting.moment(switch.at_ns),
         tenant=formatting.printable(attempt.tenant),
-        source=formatting.printable(seam.source),
-        dest=formatting.printable(seam.dest),
-        route=seam.route,
-        cells=str(seam.cells),
-        duration=formatting.span(seam.duration_ns / NS_PER_MS if seam.duration_ns else None),
-        pause=formatting.span(None if pause_ns is None else pause_ns / NS_PER_MS),
+        source=formatting.printable(switch.source),
+        dest=formatting.printable(switch.dest),
+        route=switch.route,
+        cells=str(switch.cells),
+        duration=formatting.span(switch.duration_ns / MS_NS if switch.duration_ns else None),
+        pause=formatting.span(None if pause_ns is None else pause_ns / MS_NS),
         kl=formatting.decimal(quality.get("kl")),
-        predicted_kl=formatting.decimal(seam.predicted_kl),
+        predicted_kl=formatting.decimal(switch.predicted_kl),
         jsd=formatting.decimal(quality.get("jsd")),
         jsd_floor=formatting.decimal(quality.get("jsd_floor")),
         recovered=formatting.percent(quality.get("recovered_context")),
@@ -215,26 +215,26 @@ def _answer(run: RunLog, attempt: Attempt, *, unfolded: bool) -> AnswerView:
     )
 
 
-def _piece(run: RunLog, fragment: RungSpan | Joint) -> TextPiece:
+def _piece(run: RunLog, fragment: RungSpan | SwitchMark) -> TextPiece:
     match fragment:
         case RungSpan(rung, text, tokens):
             label = f"{formatting.printable(rung)}, {formatting.count(tokens, 'token')}"
             marks = " marks" if text == MARK * tokens else ""
             return TextPiece(rung_style(run, rung) + marks, text, label)
-        case Joint(seam, pause_ms):
-            names = formatting.printable(f"{seam.source} → {seam.dest}")
+        case SwitchMark(switch, pause_ms):
+            names = formatting.printable(f"{switch.source} → {switch.dest}")
             pause = "" if pause_ms is None else f" · {formatting.span(pause_ms)}"
-            return TextPiece("seam", f"{names}{pause}{_quality(seam)}", f"by {seam.route}")
+            return TextPiece("switch", f"{names}{pause}{_quality(switch)}", f"by {switch.route}")
 
 
-def _quality(seam: SwitchInAnswer) -> str:
-    quality = seam.handoff or {}
-    told = ""
+def _quality(switch: SwitchInAnswer) -> str:
+    quality = switch.handoff or {}
+    shown = ""
     if quality.get("kl") is not None:
-        told += f" · KL {formatting.decimal(quality['kl'])}"
+        shown += f" · KL {formatting.decimal(quality['kl'])}"
     if quality.get("recovered_context") is not None:
-        told += f" · context kept {formatting.percent(quality['recovered_context'])}"
-    return told
+        shown += f" · context kept {formatting.percent(quality['recovered_context'])}"
+    return shown
 
 
 def _definition(metric: Any) -> str:

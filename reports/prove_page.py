@@ -62,9 +62,9 @@ def _machines(of: Mapping[str, Any]) -> str:
     return (
         f"## Rule machines: {of['steps']:,} stateful steps\n\n"
         f"{of['examples']:,} examples from the first {of['seeds']:,} seeds. After every step belief and truth agree "
-        "and the rules of `tests/rules.py` hold; in the end there is enough memory for a while, and everybody has the "
-        "whole answer. What the calm and the restart machine lived through, the simulator lives through again and must "
-        f"tell the same. Steps by commit: {commits}.\n\n"
+        "and the rules of `tests/rules.py` hold; in the end there is enough memory for a while, and every tenant has "
+        "the whole answer. What the calm and the restart machine lived through, the simulator lives through again and "
+        f"must write the same. Steps by commit: {commits}.\n\n"
         + (f"{mended}\n\n" if of["mended"] else "")
         + _grid(rows, ["what happened", *names])
     )
@@ -85,7 +85,7 @@ def _small_worlds(of: Mapping[str, Any]) -> str:
     headers = ["world", "states", "transitions", "depth", "states on the way to rest"]
     return (
         "## Every state of small worlds\n\n"
-        "No kill, no rule broken, no lever too early; and from every state everybody finishes once memory is "
+        "No kill, no rule broken, no lever too early; and from every state all tenants finish once memory is "
         "plentiful.\n\n" + _grid(rows, headers)
     )
 

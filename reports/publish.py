@@ -78,7 +78,7 @@ def command(name: str, module: str = "sim.run") -> str:
 
 
 def options(run: Path, summary: Mapping[str, Any]) -> str:
-    """The options of a run with real processes: its policies, and how others took memory, as its logs tell."""
+    """The options of a run with real processes: its policies, and how others took memory, from its logs."""
     policies = list(summary["policies"])
     with (run / policies[0] / FILE_NAME).open(encoding="utf-8") as log:
         setting = json.loads(log.readline())["real"]

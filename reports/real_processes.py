@@ -4,10 +4,11 @@ Rules of this module:
 
 - They are functions of the log, as those of ``reports.metrics``; a simulated run has none of them.
 - Such a log has more kinds of record, see ``molt/formats/log.py``: ``pressure``, what other programs take and so leave
-  of the budget; ``signal``, that the process was told a budget; ``kernel``, what was counted by then; ``victim``.
+  of the budget; ``signal``, a budget was reported to the process; ``kernel``, what was counted by then; ``victim``.
 - *Relief* is what a fall of the budget that had weights released comes to. Its parts follow one another: the *signal*
-  until the process is told, the token *boundary* until it can listen, the *release* until the memory is back. Then the
-  smaller rung is *loaded* and the cache *transplanted*; nobody is in danger any more, but the answer stands still.
+  until the budget is reported, the token *boundary* until the world reads it, the *release* until the memory is back.
+  Then the smaller rung is *loaded* and the cache *transplanted*: no process is in danger any more, but the answer
+  stands still.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from reports.metrics import NS_PER_MS, NS_PER_S, nearest_rank
+from molt.units import MS_NS, SECOND_NS
+from reports.metrics import nearest_rank
 from reports.run_log import Record, RunLog
 
 Spread = dict[str, float | None]
@@ -77,9 +79,9 @@ def major_faults(run: RunLog) -> int | None:
 
 def stalled_ms(run: RunLog) -> float | None:
     """How long some task of the machine waited for memory during the run, milliseconds (pressure stall information,
-    ``some``). ``None``: the kernel does not tell."""
+    ``some``). ``None``: not counted by the kernel."""
     stalled_ns = _last(run, "stall_ns")
-    return None if stalled_ns is None else stalled_ns / NS_PER_MS
+    return None if stalled_ns is None else stalled_ns / MS_NS
 
 
 # --- how fast it answered ------------------------------------------------------------------------------------
@@ -104,36 +106,38 @@ class Relief:
     """One fall to ``budget_bytes`` that had weights released; times of the run's clock, ``None`` where there was none.
 
     ``short_ns`` is when the budget that others left fell below what was in use. A fact counts from when the world was
-    told of it, ``told_ns``; it heard of it at the end of the step under way, ``heard_ns``.
+    reported, ``reported_ns``; the world read it at the end of the step under way, ``read_ns``.
     """
 
     budget_bytes: int
     short_ns: int | None
-    told_ns: int
-    heard_ns: int
+    reported_ns: int
+    read_ns: int
     released_ns: int
     load_ns: int | None
     transplant_ns: int | None
 
 
 def signal_ms(run: RunLog) -> Spread:
-    """From when memory was short until the process was told, milliseconds; negative where it was told ahead."""
-    return _spread(relief.told_ns - relief.short_ns for relief in reliefs(run) if relief.short_ns is not None)
+    """From when memory was short until the budget was reported, milliseconds; negative where it was reported ahead."""
+    return _spread(
+        relief.reported_ns - relief.short_ns for relief in reliefs(run) if relief.short_ns is not None
+    )
 
 
 def boundary_ms(run: RunLog) -> Spread:
-    """From being told until it was heard, milliseconds: the token or chunk under way comes to its end."""
-    return _spread(relief.heard_ns - relief.told_ns for relief in reliefs(run))
+    """From the report until the world read it, milliseconds: the token or slice under way comes to its end."""
+    return _spread(relief.read_ns - relief.reported_ns for relief in reliefs(run))
 
 
 def release_ms(run: RunLog) -> Spread:
-    """From being heard until the weights were back with the system, milliseconds."""
-    return _spread(relief.released_ns - relief.heard_ns for relief in reliefs(run))
+    """From then until the weights were back with the system, milliseconds."""
+    return _spread(relief.released_ns - relief.read_ns for relief in reliefs(run))
 
 
 def told_to_relief_ms(run: RunLog) -> Spread:
-    """From being told until the weights were back with the system, milliseconds: boundary and release together."""
-    return _spread(relief.released_ns - relief.told_ns for relief in reliefs(run))
+    """From the report until the weights were back with the system, milliseconds: boundary and release together."""
+    return _spread(relief.released_ns - relief.reported_ns for relief in reliefs(run))
 
 
 def load_ms(run: RunLog) -> Spread:
@@ -190,7 +194,7 @@ def _speeds(run: RunLog) -> dict[bool, float | None]:
         for pressed, since_ns, until_ns in states:
             times_ns[pressed] += max(0, min(end_ns, until_ns) - max(begin_ns, since_ns))
     return {
-        pressed: tokens[pressed] * NS_PER_S / times_ns[pressed] if times_ns[pressed] else None
+        pressed: tokens[pressed] * SECOND_NS / times_ns[pressed] if times_ns[pressed] else None
         for pressed in (False, True)
     }
 
@@ -208,7 +212,7 @@ def _pressed(run: RunLog, first_ns: int) -> Iterator[tuple[bool, int, int]]:
 
 
 def _spread(durations_ns: Iterable[int]) -> Spread:
-    ordered = sorted(duration / NS_PER_MS for duration in durations_ns)
+    ordered = sorted(duration / MS_NS for duration in durations_ns)
     return {"p50": nearest_rank(ordered, 50), "p99": nearest_rank(ordered, 99), "n": len(ordered)}
 
 
@@ -217,13 +221,11 @@ def _reliefs(run: RunLog) -> Iterator[Relief]:
     for decision in _records(run, "decision"):
         asked.setdefault(decision["cause"], []).append(decision)
     answered = {record["decision"]: record for record in run.records if record.get("kind") == "outcome"}
-    heard_ns = (
-        0  # a fact counts from when the world was told, and is written when the step under way has ended
-    )
+    read_ns = 0  # a fact counts from when it was reported, and is written when the step under way has ended
     for record in run.records:
         if record.get("kind") not in ("event", "outcome"):
             continue
-        heard_ns = max(heard_ns, record["at_ns"])
+        read_ns = max(read_ns, record["at_ns"])
         if record["type"] != "BudgetChanged":
             continue
         decisions = asked.get(record["seq"], [])
@@ -233,8 +235,8 @@ def _reliefs(run: RunLog) -> Iterator[Relief]:
             yield Relief(
                 budget_bytes=record["budget_bytes"],
                 short_ns=_short_since(run, released_ns),
-                told_ns=record["at_ns"],
-                heard_ns=heard_ns,
+                reported_ns=record["at_ns"],
+                read_ns=read_ns,
                 released_ns=released_ns,
                 load_ns=_longest(decisions, answered, "Load", lambda a: a["at_ns"] - released_ns),  # noqa: B023
                 transplant_ns=_longest(decisions, answered, "Demote", lambda a: a.get("duration_ns")),

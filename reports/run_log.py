@@ -41,11 +41,11 @@ class LoggedToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SwitchInAnswer:
-    """A place where an answer went on with another rung, before the token at ``position``.
+    """A switch: the answer goes on with another rung from the token at ``position`` on.
 
-    ``route`` is ``"reread"`` where the tokens were read again; ``duration_ns`` is what the switch itself took
-    (0 where the log has only the reading). ``handoff`` has the measured quality, if any,
-    ``predicted_kl`` what was expected of it.
+    ``route`` is ``"reread"`` where the tokens were prefilled again; ``duration_ns`` is what the switch itself took
+    (0 where the log has only the prefill). ``handoff`` is the measured quality, if any, ``predicted_kl`` the
+    predicted one.
     """
 
     position: int
@@ -68,7 +68,7 @@ class Attempt:
     number: int
     arrived_ns: int
     tokens: list[LoggedToken] = field(default_factory=list)
-    seams: list[SwitchInAnswer] = field(default_factory=list)
+    switches: list[SwitchInAnswer] = field(default_factory=list)
     admitted_ns: int | None = None
     deferred: bool = False
     rung: str | None = None
@@ -76,16 +76,16 @@ class Attempt:
     reason: str | None = None
     ended_ns: int | None = None
 
-    def pause_ns(self, seam: SwitchInAnswer) -> int | None:
-        """The gap between the tokens on both sides of a seam; ``None`` where one side has no token."""
-        if not 0 < seam.position < len(self.tokens):
+    def pause_ns(self, switch: SwitchInAnswer) -> int | None:
+        """The gap between the tokens on both sides of a switch; ``None`` where one side has no token."""
+        if not 0 < switch.position < len(self.tokens):
             return None
-        return self.tokens[seam.position].at_ns - self.tokens[seam.position - 1].at_ns
+        return self.tokens[switch.position].at_ns - self.tokens[switch.position - 1].at_ns
 
 
 class UsageSample(NamedTuple):
     """A memory record. ``parts`` has ``weights`` and ``scratch`` by rung, ``kv`` by tenant, ``transient`` by
-    purpose; ``enforced`` says that it was taken after the levers of a round; ``alive`` that a process ran."""
+    purpose; ``enforced``: taken after the levers of a round; ``alive``: while a process ran."""
 
     at_ns: int
     budget: int
@@ -106,7 +106,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class RunLog:
-    """A parsed log. What is derived from it is computed once, when asked for."""
+    """A parsed log. What is derived from it is computed once, at first use."""
 
     header: Mapping[str, Any]
     records: tuple[Record, ...]
@@ -146,13 +146,16 @@ class RunLog:
         known = [str(rung["name"]) for rung in _mapping(self.header.get("ladder")).get("rungs", ())]
         used = [token.rung for attempt in self.attempts for token in attempt.tokens]
         moved = [
-            end for attempt in self.attempts for seam in attempt.seams for end in (seam.source, seam.dest)
+            end
+            for attempt in self.attempts
+            for switch in attempt.switches
+            for end in (switch.source, switch.dest)
         ]
         return tuple(dict.fromkeys([*known, *used, *moved]))
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
-        """Every attempt at every answer, in the order of the log; requests it never took note of last."""
+        """Every attempt at every answer, in the order of the log; requests that are not in the log come last."""
         return tuple(_attempts(self.records, self.scenario.get("tenants", ()), self.end_ns))
 
     @cached_property
@@ -165,7 +168,7 @@ class RunLog:
 
     @cached_property
     def surviving(self) -> tuple[Attempt, ...]:
-        """Attempts whose tokens reached whoever asked: all but the lost ones."""
+        """Attempts whose tokens reached the client: all but the lost ones."""
         return tuple(attempt for attempt in self.attempts if attempt.fate is not Fate.LOST)
 
     @cached_property
@@ -211,14 +214,14 @@ class _Answers:
         self.latest: dict[str, Attempt] = {}
 
     def open(self, record: Record) -> Attempt:
-        """The open attempt a record speaks of; a tenant nobody announced is taken to arrive with it."""
+        """The open attempt a record speaks of; a tenant that was not announced is taken to arrive with it."""
         attempt = self.latest.get(record["tenant"])
         if attempt is None or attempt.fate is not Fate.OPEN:
             attempt = self.arrive(record)
         return attempt
 
     def arrive(self, record: Record) -> Attempt:
-        """A request comes in, for the first time or again. One that nobody had admitted is still the same."""
+        """A request comes in, for the first time or again. One that was never admitted is still the same."""
         tenant = record["tenant"]
         before = self.latest.get(tenant)
         if before is not None and before.fate is Fate.OPEN:
@@ -238,7 +241,7 @@ class _Answers:
 def _attempts(
     records: tuple[Record, ...], planned: Iterable[Mapping[str, Any]], end_ns: int
 ) -> list[Attempt]:
-    """Requests of ``planned`` came in when planned, though a dead process took no notice, then or ever."""
+    """Requests of ``planned`` came in when planned, even where the process was dead and the log has none of them."""
     answers = _Answers()
     for record in records:
         follow = _FOLLOW.get((str(record.get("kind")).replace("outcome", "event"), str(record.get("type"))))
@@ -277,7 +280,7 @@ def _deferred(answers: _Answers, record: Record) -> None:
     answers.open(record).deferred = True
 
 
-def _read(answers: _Answers, record: Record) -> None:
+def _prefilled(answers: _Answers, record: Record) -> None:
     _work_on(answers.open(record), record)
 
 
@@ -292,12 +295,12 @@ def _produced(answers: _Answers, record: Record) -> None:
 
 
 def _work_on(attempt: Attempt, record: Record) -> None:
-    """A rung works on an answer; if it is not the one that did so before, the tokens were read again."""
+    """A rung works on an answer; if another one did so before, the tokens were prefilled again."""
     rung = record["rung"]
     _admit(attempt, record)
     if attempt.rung not in (None, rung):
         source = str(attempt.rung)
-        attempt.seams.append(
+        attempt.switches.append(
             SwitchInAnswer(len(attempt.tokens), record["at_ns"], source, rung, "reread", 0, 0)
         )
     attempt.rung = rung
@@ -308,7 +311,7 @@ def _switched(answers: _Answers, record: Record) -> None:
     attempt.rung = record["dest"]
     if record["source"] == record["dest"]:
         return
-    attempt.seams.append(
+    attempt.switches.append(
         SwitchInAnswer(
             position=len(attempt.tokens),
             at_ns=record["at_ns"],
@@ -341,7 +344,7 @@ _FOLLOW: dict[tuple[str, str], Callable[[_Answers, Record], None]] = {
     ("event", "TenantArrived"): _arrived,
     ("decision", "Admit"): _admitted,
     ("decision", "Defer"): _deferred,
-    ("event", "PromptRead"): _read,
+    ("event", "PromptRead"): _prefilled,
     ("event", "TokensProduced"): _produced,
     ("event", "Switched"): _switched,
     ("event", "TenantFinished"): _finished,

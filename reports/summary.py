@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from molt.units import MS_NS
 from reports import metrics
 from reports.real_processes import real_numbers
 from reports.run_log import RunLog
@@ -99,8 +100,8 @@ def _policy(run: RunLog) -> dict[str, Any]:
         if longest is None
         else {
             "tenant": longest.tenant,
-            "from_ms": longest.from_ns / metrics.NS_PER_MS,
-            "ms": longest.duration_ns / metrics.NS_PER_MS,
+            "from_ms": longest.from_ns / MS_NS,
+            "ms": longest.duration_ns / MS_NS,
         },
         "log_complete": run.complete,
         "log_sha256": run.sha256,

@@ -152,7 +152,7 @@ _REAL_LINES: tuple[Line, ...] = (
     ("Relief", "signal p50 / p99", _spread("signal_ms")),
     ("Relief", "token boundary p50 / p99", _spread("boundary_ms")),
     ("Relief", "release p50 / p99", _spread("release_ms")),
-    ("Relief", "told to relief p50 / p99", _spread("told_to_relief_ms")),
+    ("Relief", "report to relief p50 / p99", _spread("told_to_relief_ms")),
     ("Relief", "then: load p50 / p99", _spread("load_ms")),
     ("Relief", "then: transplant p50 / p99", _spread("transplant_ms")),
 )

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
+from molt.units import MS_NS
 from reports import formatting
-from reports.metrics import NS_PER_MS
 from reports.run_log import Attempt, Fate, RunLog, SwitchInAnswer
 
 MARK = "▪"  # stands for a token whose text is not in the log
@@ -25,23 +25,23 @@ class RungSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
-    """A seam as the reader of an answer met it; ``pause_ms`` is the gap between the tokens on both sides,
+class SwitchMark:
+    """A switch as the reader of an answer met it; ``pause_ms`` is the gap between the tokens on both sides,
     ``None`` where one side has no token."""
 
-    seam: SwitchInAnswer
+    switch: SwitchInAnswer
     pause_ms: float | None
 
 
-def fragments(attempt: Attempt) -> Iterator[RungSpan | Joint]:
-    """An answer from its first token to its last, with its seams where they happened."""
+def fragments(attempt: Attempt) -> Iterator[RungSpan | SwitchMark]:
+    """An answer from its first token to its last, with its switches where they happened."""
     spelled = any(token.text for token in attempt.tokens)
     done = 0
-    for seam in attempt.seams:
-        yield from _stretches(attempt, done, seam.position, spelled)
-        yield _joint(attempt, seam)
-        done = seam.position
-    yield from _stretches(attempt, done, len(attempt.tokens), spelled)
+    for switch in attempt.switches:
+        yield from _spans(attempt, done, switch.position, spelled)
+        yield _switch_mark(attempt, switch)
+        done = switch.position
+    yield from _spans(attempt, done, len(attempt.tokens), spelled)
 
 
 def tenant_text(attempts: tuple[Attempt, ...]) -> str:
@@ -73,16 +73,16 @@ def ending(attempt: Attempt) -> str:
     return f"cancelled at {when}"
 
 
-def _stretches(attempt: Attempt, start: int, stop: int, spelled: bool) -> Iterator[RungSpan]:
+def _spans(attempt: Attempt, start: int, stop: int, spelled: bool) -> Iterator[RungSpan]:
     for rung, group in groupby(attempt.tokens[start:stop], key=lambda token: token.rung):
         tokens = list(group)
         text = "".join(token.text for token in tokens) if spelled else MARK * len(tokens)
         yield RungSpan(rung, formatting.printable(text), len(tokens))
 
 
-def _joint(attempt: Attempt, seam: SwitchInAnswer) -> Joint:
-    pause_ns = attempt.pause_ns(seam)
-    return Joint(seam, None if pause_ns is None else pause_ns / NS_PER_MS)
+def _switch_mark(attempt: Attempt, switch: SwitchInAnswer) -> SwitchMark:
+    pause_ns = attempt.pause_ns(switch)
+    return SwitchMark(switch, None if pause_ns is None else pause_ns / MS_NS)
 
 
 def _attempt_text(attempt: Attempt) -> str:
@@ -91,8 +91,8 @@ def _attempt_text(attempt: Attempt) -> str:
         match fragment:
             case RungSpan(rung, text):
                 parts.append(text if parts else f"[{formatting.printable(rung)}] {text}")
-            case Joint(seam, pause_ms):
-                names = formatting.printable(f"{seam.source} -> {seam.dest}")
+            case SwitchMark(switch, pause_ms):
+                names = formatting.printable(f"{switch.source} -> {switch.dest}")
                 parts.append(f"[{names}]" if pause_ms is None else f"[{names}, {formatting.span(pause_ms)}]")
     number = f"attempt {attempt.number}, " if attempt.number > 1 or attempt.fate is Fate.LOST else ""
     return " ".join([*parts, f"[{number}{ending(attempt)}]"]) + "\n"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from molt.units import MS_NS
 from reports import formatting
-from reports.metrics import NS_PER_MS
 from reports.run_log import RunLog
 
 
@@ -106,7 +106,7 @@ def _waits(policy: Mapping[str, Any]) -> Iterator[str]:
     if (slowest := policy["ttft_ms"]["p99"]) is not None:
         yield f"Slowest first token {formatting.span(slowest)} after the request (p99)."
     if (stall := policy["stall"]) is not None:
-        when = formatting.moment(round(stall["from_ms"] * NS_PER_MS))
+        when = formatting.moment(round(stall["from_ms"] * MS_NS))
         yield f"Longest pause {formatting.span(stall['ms'])} ({formatting.printable(stall['tenant'])}, from {when})."
     if policy["answers_unfinished"] and policy["open_stall_ms_max"] is not None:
         silence = formatting.span(policy["open_stall_ms_max"])

@@ -25,7 +25,7 @@ RIDGES = (1e-3, 1e-1)
 
 
 def ablation(
-    bench: LoadedLadder,
+    loaded: LoadedLadder,
     found: Sequence[Route],
     texts: Sequence[JudgedText],
     settings: Settings,
@@ -38,69 +38,70 @@ def ablation(
     """The table of ``molt eval ablation``, of routes that go through a map."""
     return Ablation(
         table="ablation",
-        origin=origin(command, bench.spec, settings.seed),
+        origin=origin(command, loaded.spec, settings.seed),
         texts=texts_facts(texts, documents_from, settings),
         islands=[settings.islands.first, settings.islands.last],
         gates=gates,
-        routes=route_tables(bench, found, texts, settings, dials, progress),
+        routes=route_tables(loaded, found, texts, settings, dials, progress),
     )
 
 
 def dials(
-    bench: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
+    loaded: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
 ) -> tuple[list[CacheRecipe], list[LeftOut]]:
     """The rows of one route."""
-    dest, shape = bench.rung(route.dest), bench.spec.rung(route.dest).shape
-    crossing = route_case(bench, route, settings)
+    dest, shape = loaded.rung(route.dest), loaded.spec.rung(route.dest).shape
+    case_of_route = route_case(loaded, route, settings)
     basis = [
         references(dest, shape, settings.context)[0],
         controls(dest, shape, settings.context)[0],
-        crossing.recipe(FULL, settings.islands, kind="mechanism"),
-        *island_dials(crossing),
+        case_of_route.recipe(FULL, settings.islands, kind="mechanism"),
+        *island_dials(case_of_route),
     ]
     try:
-        return [*basis, *_map_dials(bench, route, crossing, progress)], []
+        return [*basis, *_map_dials(loaded, route, case_of_route, progress)], []
     except baseline_maps.Unfit as why:
         return basis, [LeftOut(row="dials of the map", why=str(why))]
 
 
-def island_dials(crossing: RouteCase) -> list[CacheRecipe]:
+def island_dials(case_of_route: RouteCase) -> list[CacheRecipe]:
     """More and fewer tokens at either end, as far as the context goes."""
-    first, last = crossing.islands.first, crossing.islands.last
+    first, last = case_of_route.islands.first, case_of_route.islands.last
     pairs = [*((dial, last) for dial in FIRST), *((first, dial) for dial in LAST)]
     chosen = [
         Islands(*pair)
         for pair in dict.fromkeys(pairs)
-        if pair != (first, last) and sum(pair) < crossing.cells
+        if pair != (first, last) and sum(pair) < case_of_route.cells
     ]
     return [
-        crossing.recipe(f"islands: first {islands.first}, last {islands.last}", islands) for islands in chosen
+        case_of_route.recipe(f"islands: first {islands.first}, last {islands.last}", islands)
+        for islands in chosen
     ]
 
 
 def _map_dials(
-    bench: LoadedLadder, route: Route, crossing: RouteCase, progress: Progress
+    loaded: LoadedLadder, route: Route, case_of_route: RouteCase, progress: Progress
 ) -> list[CacheRecipe]:
-    sums = baseline_maps.collect(bench, route, progress=progress)
-    rotated = baseline_maps.collect(bench, route, rotated=True, progress=progress).solve()
+    sums = baseline_maps.collect(loaded, route, progress=progress)
+    rotated = baseline_maps.collect(loaded, route, rotated=True, progress=progress).solve()
     rows = sums.rows
     maps = {f"fitted here: as shipped, {rows} rows": sums.solve()}
     for count in SOURCES_DIAL:
-        if count < crossing.source.layout.layers:
+        if count < case_of_route.source.layout.layers:
             maps[f"fitted here: {count} source layer{'s' * (count > 1)}"] = sums.solve(count)
     for rank in RANKS:
         maps[f"fitted here: shared by all layers, rank {rank}"] = sums.solve_shared(rank)
     maps["fitted here: K from K, V from V"] = sums.solve(joint=False)
-    within = baseline_maps.collect(bench, route, within=True, progress=progress)
+    within = baseline_maps.collect(loaded, route, within=True, progress=progress)
     maps["fitted here: K by its slopes within a text"] = sums.solve(keys_from=within)
     for ridge in RIDGES:
         maps[f"fitted here: ridge {ridge:g}"] = sums.solve(ridge=ridge)
     for fewer in ROWS_DIAL:
-        few = baseline_maps.collect(bench, route, rows=fewer, progress=progress)
+        few = baseline_maps.collect(loaded, route, rows=fewer, progress=progress)
         maps[f"fitted here: {few.rows} rows"] = few.solve()
     return [
-        *(crossing.recipe(name, crossing.islands, kv_map) for name, kv_map in maps.items()),
+        *(case_of_route.recipe(name, case_of_route.islands, kv_map) for name, kv_map in maps.items()),
         CacheRecipe(
-            "fitted here: keys left rotated", "without", lambda case: composed(crossing, case, rotated)
+            "fitted here: keys left rotated", "without", lambda case: composed(case_of_route, case, rotated)
         ),
     ]

@@ -147,7 +147,7 @@ def flat(rope: Rope) -> Rope:
 
 
 def collect(
-    bench: LoadedLadder,
+    loaded: LoadedLadder,
     route: Route,
     *,
     rotated: bool = False,
@@ -159,17 +159,17 @@ def collect(
 
     With ``rotated``, keys stay as attention sees them; ``within`` is that of ``Sums``.
     """
-    names = (bench.spec.rung(route.source).weights, bench.spec.rung(route.dest).weights)
-    kept = bench.kept.get((names, rotated, within, rows))
+    names = (loaded.spec.rung(route.source).weights, loaded.spec.rung(route.dest).weights)
+    kept = loaded.kept.get((names, rotated, within, rows))
     if isinstance(kept, Sums):
         return kept
-    source, dest = (bench.rung(name) for name in names)
+    source, dest = (loaded.rung(name) for name in names)
     width = sum(one.layout.layers * columns_per_layer(one.layout) for one in (source, dest)) + dest.hidden
     if (size := width**2 * torch.float64.itemsize) > SUMS_BYTES_MAX:
         raise Unfit(f"fitting maps for comparison takes sums of {size / 2**30:.1f} GiB here, not in passing")
     sums: Sums | None = None
     what = f"fitting for comparison{', keys rotated' * rotated}{', within windows' * within}"
-    for ids in _windows(read_tokenizer(bench.spec.tokenizer)):
+    for ids in _windows(read_tokenizer(loaded.spec.tokenizer)):
         part = _rows(source, dest, ids, rotated)
         if sums is None:
             sums = Sums(source, dest, part.mean(0).double(), within)
@@ -179,7 +179,7 @@ def collect(
             break
     if sums is None:
         raise Unfit("no document is long enough to fit on")
-    bench.kept[names, rotated, within, rows] = sums
+    loaded.kept[names, rotated, within, rows] = sums
     return sums
 
 

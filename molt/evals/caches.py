@@ -64,7 +64,7 @@ class SwitchCase:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheRecipe:
-    """One row: how its cache is made, and what that costs; ``flops`` is nothing where nobody would make it.
+    """One row: how its cache is made, and what that costs; ``flops`` is nothing for a control.
 
     ``whose`` names the rung whose cache it is, ``predict`` is how that rung goes on with it.
     """

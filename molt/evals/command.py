@@ -19,8 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 import molt.kv  # noqa: F401  (before torch)
 from molt.core.ladder import Route
 from molt.errors import InputError
-from molt.evals import setup as benches
-from molt.evals import text_tables
+from molt.evals import setup, text_tables
 from molt.evals.ablation import ablation
 from molt.evals.drift import TOKENS_BETWEEN, drift, journeys, tokens_needed
 from molt.evals.handoff import check_gates, handoff
@@ -96,14 +95,14 @@ def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_m
     ) -> None:
         settings = Settings(documents, context, continuation, seed, Islands(first, last))
         path = _place(out, name, ladder)
-        bench = benches.open_ladder(ladder)
-        routes = benches.routes(bench.spec, source, dest, only_maps=only_maps)
-        found, documents_from = benches.documents(folder)
-        texts = benches.texts(bench.spec, found, settings)
+        loaded = setup.open_ladder(ladder)
+        routes = setup.routes(loaded.spec, source, dest, only_maps=only_maps)
+        found, documents_from = setup.documents(folder)
+        texts = setup.texts(loaded.spec, found, settings)
         with _bars() as progress:
-            gates = _passed(bench, routes, texts, progress)
+            gates = _passed(loaded, routes, texts, progress)
             table = measure(
-                bench,
+                loaded,
                 routes,
                 texts,
                 settings,
@@ -159,17 +158,17 @@ def drift_command(
     """
     settings = Settings(documents, context, continuation, seed, Islands(first, last))
     path = _place(out, "drift", ladder)
-    bench = benches.open_ladder(ladder)
-    paths = journeys(benches.routes(bench.spec, None, None), source, dest)
+    loaded = setup.open_ladder(ladder)
+    paths = journeys(setup.routes(loaded.spec, None, None), source, dest)
     if not paths:
-        raise InputError(f"{bench.spec.path}: no two rungs have routes in both directions")
-    legs = [bench.spec.ladder.route(*pair) for one in paths for pair in pairwise(one)]
-    found, documents_from = benches.documents(folder)
-    texts = benches.texts(bench.spec, found, tokens_needed(settings, between))
+        raise InputError(f"{loaded.spec.path}: no two rungs have routes in both directions")
+    legs = [loaded.spec.ladder.route(*pair) for one in paths for pair in pairwise(one)]
+    found, documents_from = setup.documents(folder)
+    texts = setup.texts(loaded.spec, found, tokens_needed(settings, between))
     with _bars() as progress:
-        gates = _passed(bench, legs, texts, progress)
+        gates = _passed(loaded, legs, texts, progress)
         table = drift(
-            bench,
+            loaded,
             paths,
             texts,
             settings,
@@ -201,12 +200,12 @@ def switch_cost_command(
     """
     settings = Settings(seed=seed, islands=Islands(first, last))
     path = _place(out, "switch-cost", ladder)
-    bench = benches.open_ladder(ladder)
-    found = benches.routes(bench.spec, source, dest)
-    ids = benches.texts(bench.spec, benches.documents(None)[0], settings)[0].known
+    loaded = setup.open_ladder(ladder)
+    found = setup.routes(loaded.spec, source, dest)
+    ids = setup.texts(loaded.spec, setup.documents(None)[0], settings)[0].known
     with _bars() as progress:
         table = switch_cost(
-            bench,
+            loaded,
             found,
             settings,
             ids,
@@ -222,10 +221,10 @@ def switch_cost_command(
 
 
 def _passed(
-    bench: LoadedLadder, routes: Sequence[Route], texts: Sequence[JudgedText], progress: benches.Progress
+    loaded: LoadedLadder, routes: Sequence[Route], texts: Sequence[JudgedText], progress: setup.Progress
 ) -> list[Gate]:
     """The gates, all passed; else they are printed and the command ends with status 1."""
-    gates = check_gates(bench, routes, texts, progress)
+    gates = check_gates(loaded, routes, texts, progress)
     if not all(gate.passed for gate in gates):
         print(text_tables.text([text_tables.gate_grid(gates)]))
         print("molt: a gate failed, so nothing was measured and nothing saved", file=sys.stderr)
@@ -266,7 +265,7 @@ def _spoken() -> str:
 
 
 @contextmanager
-def _bars() -> Iterator[benches.Progress]:
+def _bars() -> Iterator[setup.Progress]:
     """Progress on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(file=sys.stderr)) as bars:

@@ -55,7 +55,7 @@ def tokens_needed(settings: Settings, between: int = TOKENS_BETWEEN) -> Settings
 
 
 def drift(
-    bench: LoadedLadder,
+    loaded: LoadedLadder,
     paths: Sequence[tuple[str, ...]],
     texts: Sequence[JudgedText],
     settings: Settings,
@@ -69,14 +69,14 @@ def drift(
     """The table of ``molt eval drift``; the texts are as long as ``tokens_needed`` says."""
     made, total = [], len(paths) * len(texts)
     for number, path in enumerate(paths):
-        stages = [_Stage(bench.spec.ladder.route(*pair)) for pair in pairwise(path)]
+        stages = [_Stage(loaded.spec.ladder.route(*pair)) for pair in pairwise(path)]
         for done, text in enumerate(texts):
-            _follow(bench, stages, text, settings, between)
+            _follow(loaded, stages, text, settings, between)
             progress("documents, path by path", number * len(texts) + done + 1, total)
         made.append(Journey(path=list(path), rows=_rows(stages, settings)))
     return Drift(
         table="drift",
-        origin=origin(command, bench.spec, settings.seed),
+        origin=origin(command, loaded.spec, settings.seed),
         texts=texts_facts(texts, documents_from, settings),
         islands=[settings.islands.first, settings.islands.last],
         tokens_between=between,
@@ -86,19 +86,19 @@ def drift(
 
 
 def _follow(
-    bench: LoadedLadder, stages: Sequence[_Stage], text: JudgedText, settings: Settings, between: int
+    loaded: LoadedLadder, stages: Sequence[_Stage], text: JudgedText, settings: Settings, between: int
 ) -> None:
     """One document along a path."""
     ids, known = (*text.known, *text.next), len(text.known)
-    cache = bench.rung(stages[0].route.source).read_afresh(text.known[:-1])
+    cache = loaded.rung(stages[0].route.source).read_afresh(text.known[:-1])
     for stage in stages:
         now = JudgedText(text.name, ids[:known], ids[known : known + settings.continuation])
-        source, dest = bench.rung(stage.route.source), bench.rung(stage.route.dest)
+        source, dest = loaded.rung(stage.route.source), loaded.rung(stage.route.dest)
         side = source_side(source, now)
         own = dest.read_afresh(now.known[:-1])
         by = reference_predictions(predict(dest, own, now, side), side)
-        cache = switched(bench, stage.route, cache, now.known, settings)
-        single = switched(bench, stage.route, side.cache, now.known, settings)
+        cache = switched(loaded, stage.route, cache, now.known, settings)
+        single = switched(loaded, stage.route, side.cache, now.known, settings)
         for scores, found in (
             (stage.own, own),
             (stage.nothing, dest.empty_cache(0)),
@@ -112,14 +112,14 @@ def _follow(
 
 
 def switched(
-    bench: LoadedLadder, route: Route, cache: PreallocatedCache, known: Sequence[int], settings: Settings
+    loaded: LoadedLadder, route: Route, cache: PreallocatedCache, known: Sequence[int], settings: Settings
 ) -> PreallocatedCache:
     """A cache taken over a route, as the engine does it; the one it is made from stays as it is."""
-    dest = bench.rung(route.dest)
+    dest = loaded.rung(route.dest)
     if route.kind == RouteKind.CARRY:
         return carry(cache.fork(spare=0), dest, known, len(known))
-    source = bench.rung(route.source)
-    return transplant(cache, source.rope, bench.kv_map(route), dest, known, len(known), settings.islands)
+    source = loaded.rung(route.source)
+    return transplant(cache, source.rope, loaded.kv_map(route), dest, known, len(known), settings.islands)
 
 
 def _rows(stages: Sequence[_Stage], settings: Settings) -> list[JudgedRow]:

@@ -1,4 +1,4 @@
-"""The table of one switch: every cache that could stand at the seam, on the same documents, route by route.
+"""The table of one switch: every cache that the destination could go on with, on the same documents, route by route.
 
 The order of work is document by document, so that nothing of a document stays in memory but its figures; what
 the source says of it is worked out once for all routes that leave it.
@@ -78,22 +78,22 @@ Recipes = Callable[
 
 
 def check_gates(
-    bench: LoadedLadder, found: Sequence[Route], texts: Sequence[JudgedText], progress: Progress = quietly
+    loaded: LoadedLadder, found: Sequence[Route], texts: Sequence[JudgedText], progress: Progress = quietly
 ) -> list[Gate]:
     """The gates of every rung that the routes touch, on the first text."""
-    rungs = rungs_of(bench.spec, found)
+    rungs = rungs_of(loaded.spec, found)
     known = texts[0].known[: GATE_TOKENS + 1]
     gates: list[Gate] = []
     for number, rung in enumerate(rungs):
         progress("gates", number, len(rungs))
-        room = bench.spec.ladder.rung(rung.name).max_positions - CONTINUED_TOKENS
-        gates += check_rung(bench.rung(rung.name), rung.name, rung.precision, known[:room])
+        room = loaded.spec.ladder.rung(rung.name).max_positions - CONTINUED_TOKENS
+        gates += check_rung(loaded.rung(rung.name), rung.name, rung.precision, known[:room])
     progress("gates", len(rungs), len(rungs))
     return gates
 
 
 def handoff(
-    bench: LoadedLadder,
+    loaded: LoadedLadder,
     found: Sequence[Route],
     texts: Sequence[JudgedText],
     settings: Settings,
@@ -106,16 +106,16 @@ def handoff(
     """The table of ``molt eval handoff``; ``gates`` have been passed."""
     return HandoffTable(
         table="handoff",
-        origin=origin(command, bench.spec, settings.seed),
+        origin=origin(command, loaded.spec, settings.seed),
         texts=texts_facts(texts, documents_from, settings),
         islands=[settings.islands.first, settings.islands.last],
         gates=gates,
-        routes=route_tables(bench, found, texts, settings, all_recipes, progress),
+        routes=route_tables(loaded, found, texts, settings, all_recipes, progress),
     )
 
 
 def route_tables(
-    bench: LoadedLadder,
+    loaded: LoadedLadder,
     found: Sequence[Route],
     texts: Sequence[JudgedText],
     settings: Settings,
@@ -123,7 +123,7 @@ def route_tables(
     progress: Progress,
 ) -> list[RouteTable]:
     """Judge the rows that ``recipes`` names on every document, for every route."""
-    plans = [RoutePlan(route, *recipes(bench, route, settings, texts, progress)) for route in found]
+    plans = [RoutePlan(route, *recipes(loaded, route, settings, texts, progress)) for route in found]
     total, done = len(texts) * len(plans), 0
     for number, text in enumerate(texts):
         sides: dict[str, SourceSide] = {}
@@ -132,21 +132,21 @@ def route_tables(
         for plan in plans:
             source, dest = plan.route.source, plan.route.dest
             if source not in sides:
-                sides[source] = source_side(bench.rung(source), text)
+                sides[source] = source_side(loaded.rung(source), text)
             if dest not in owns:
-                owns[dest] = bench.rung(dest).read_afresh(text.known[:-1])
+                owns[dest] = loaded.rung(dest).read_afresh(text.known[:-1])
             case = SwitchCase(text, other, sides[source].cache, owns[dest], settings.seed + number)
-            _judge(bench, plan, case, sides[source])
+            _judge(loaded, plan, case, sides[source])
             done += 1
             progress("documents, route by route", done, total)
-    return [_table(bench, plan, settings) for plan in plans]
+    return [_table(loaded, plan, settings) for plan in plans]
 
 
-def _judge(bench: LoadedLadder, plan: RoutePlan, case: SwitchCase, side: SourceSide) -> None:
-    judged = judged_against(bench, plan.route)
+def _judge(loaded: LoadedLadder, plan: RoutePlan, case: SwitchCase, side: SourceSide) -> None:
+    judged = judged_against(loaded, plan.route)
     truth = case.own if judged == plan.route.dest else case.source
-    reference = predict(bench.rung(judged), truth, case.text, side)
-    rungs = {"source": bench.rung(plan.route.source), "dest": bench.rung(plan.route.dest)}
+    reference = predict(loaded.rung(judged), truth, case.text, side)
+    rungs = {"source": loaded.rung(plan.route.source), "dest": loaded.rung(plan.route.dest)}
     by = reference_predictions(reference, side)
     for recipe in plan.recipes:
         begin = time.perf_counter()
@@ -158,20 +158,20 @@ def _judge(bench: LoadedLadder, plan: RoutePlan, case: SwitchCase, side: SourceS
         plan.stalls_ms.setdefault(recipe.name, []).append(stall_ms)
 
 
-def judged_against(bench: LoadedLadder, route: Route) -> str:
+def judged_against(loaded: LoadedLadder, route: Route) -> str:
     """The rung whose predictions with its own cache are the truth: the destination; between precisions the better."""
-    return bench.full_precision(route) if route.kind == RouteKind.CARRY else route.dest
+    return loaded.full_precision(route) if route.kind == RouteKind.CARRY else route.dest
 
 
-def _table(bench: LoadedLadder, plan: RoutePlan, settings: Settings) -> RouteTable:
-    route, shape = plan.route, bench.spec.rung(plan.route.dest).shape
+def _table(loaded: LoadedLadder, plan: RoutePlan, settings: Settings) -> RouteTable:
+    route, shape = plan.route, loaded.spec.rung(plan.route.dest).shape
     return RouteTable(
         source=route.source,
         dest=route.dest,
         route="carry" if route.kind == RouteKind.CARRY else "project",
-        judged_against=judged_against(bench, route),
+        judged_against=judged_against(loaded, route),
         reread_flops=read_flops(shape, settings.context),
-        map=map_facts(bench, route) if route.kind == RouteKind.PROJECT else None,
+        map=map_facts(loaded, route) if route.kind == RouteKind.PROJECT else None,
         rows=[_row(plan, recipe, settings) for recipe in plan.recipes],
         left_out=plan.left_out,
     )
@@ -196,45 +196,45 @@ def _row(plan: RoutePlan, recipe: CacheRecipe, settings: Settings) -> JudgedRow:
 
 
 def all_recipes(
-    bench: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
+    loaded: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
 ) -> tuple[list[CacheRecipe], list[LeftOut]]:
     """Every row that a handoff table must have, and those that cannot be had here."""
-    dest, shape = bench.rung(route.dest), bench.spec.rung(route.dest).shape
+    dest, shape = loaded.rung(route.dest), loaded.spec.rung(route.dest).shape
     basis = [*references(dest, shape, settings.context), *controls(dest, shape, settings.context)]
     if route.kind == RouteKind.CARRY:
-        return [*basis, *carries(dest, _leave_one_out(bench, route, texts))], []
-    crossing = route_case(bench, route, settings)
+        return [*basis, *carries(dest, _leave_one_out(loaded, route, texts))], []
+    case_of_route = route_case(loaded, route, settings)
     left_out: list[LeftOut] = []
-    if not crossing.heals:
+    if not case_of_route.heals:
         steps, going_on = steps_needed(settings.context, settings.islands.first), settings.continuation
         left_out = [
             LeftOut(row=HEALED, why=f"it takes {steps} steps, the text goes on for {going_on} tokens")
         ]
     try:
-        content = baseline_maps.collect(bench, route, progress=progress)
-        rotated = baseline_maps.collect(bench, route, rotated=True, progress=progress)
+        content = baseline_maps.collect(loaded, route, progress=progress)
+        rotated = baseline_maps.collect(loaded, route, rotated=True, progress=progress)
     except baseline_maps.Unfit as why:
         left_out += [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
-        return [*basis, *mechanism_recipes(crossing)], left_out
+        return [*basis, *mechanism_recipes(case_of_route)], left_out
     rows = content.rows
     maps = {f"all layers, {rows} rows": content.solve(), f"{ONE_LAYER}, {rows} rows": content.solve(1)}
-    fitted = replace(crossing, maps=maps, rotated=rotated.solve())
+    fitted = replace(case_of_route, maps=maps, rotated=rotated.solve())
     return [*basis, *mechanism_recipes(fitted)], left_out
 
 
-def route_case(bench: LoadedLadder, route: Route, settings: Settings) -> RouteCase:
+def route_case(loaded: LoadedLadder, route: Route, settings: Settings) -> RouteCase:
     """A projecting route with its own map."""
-    shape = bench.spec.rung(route.dest).shape
-    source, dest = bench.rung(route.source), bench.rung(route.dest)
-    kv_map, cells, going_on = bench.kv_map(route), settings.context, settings.continuation
+    shape = loaded.spec.rung(route.dest).shape
+    source, dest = loaded.rung(route.source), loaded.rung(route.dest)
+    kv_map, cells, going_on = loaded.kv_map(route), settings.context, settings.continuation
     return RouteCase(source, dest, shape, kv_map, settings.islands, cells, going_on)
 
 
 def _leave_one_out(
-    bench: LoadedLadder, route: Route, texts: Sequence[JudgedText]
+    loaded: LoadedLadder, route: Route, texts: Sequence[JudgedText]
 ) -> Callable[[SwitchCase], Diagonal]:
     """The diagonal for a case, fitted on all other documents."""
-    source, dest = bench.rung(route.source), bench.rung(route.dest)
+    source, dest = loaded.rung(route.source), loaded.rung(route.dest)
     of_document: dict[str, Moments] = {
         text.name: moments(source.read_afresh(text.known[:-1]), dest.read_afresh(text.known[:-1]), dest)
         for text in texts

@@ -16,7 +16,7 @@ from molt.kv.handoff_quality import filled
 from molt.kv.loaded_rung import LoadedRung, log_probabilities
 
 HEALED_TOKENS = 32
-"""Re-read in a decode step: the most that the policy molt takes unless told otherwise."""
+"""Cells healed in a decode step: the most that the policy molt takes by default."""
 
 
 def steps_needed(cells: int, settled: int) -> int:

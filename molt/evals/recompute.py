@@ -1,8 +1,8 @@
 """Selective recompute: the last layers of a carried cache computed by the destination itself.
 
-K and V of a layer come from the residual stream that enters it, so whoever knows the stream at one *boundary* layer
-can run the layers from there on, natively, and knows their cells. An exact boundary gives exact cells; a projected
-one gives cells that are consistent with each other, at the cost of the layers that are run.
+K and V of a layer come from the residual stream that enters it, so a caller that knows the stream at one *boundary*
+layer can run the layers from there on, natively, and knows their cells. An exact boundary gives exact cells; a
+projected one gives cells that are consistent with each other, at the cost of the layers that are run.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class _Layer:
 
 
 def residuals(
-    bench: LoadedLadder,
+    loaded: LoadedLadder,
     found: Sequence[Route],
     texts: Sequence[JudgedText],
     settings: Settings,
@@ -50,11 +50,11 @@ def residuals(
     made = []
     for number, route in enumerate(found):
         progress("routes", number, len(found))
-        made.append(_route(bench, route, texts, settings, progress))
+        made.append(_route(loaded, route, texts, settings, progress))
     progress("routes", len(found), len(found))
     return Residuals(
         table="residuals",
-        origin=origin(command, bench.spec, settings.seed),
+        origin=origin(command, loaded.spec, settings.seed),
         texts=texts_facts(texts, documents_from, settings),
         islands=[settings.islands.first, settings.islands.last],
         gates=gates,
@@ -63,16 +63,16 @@ def residuals(
 
 
 def _route(
-    bench: LoadedLadder, route: Route, texts: Sequence[JudgedText], settings: Settings, progress: Progress
+    loaded: LoadedLadder, route: Route, texts: Sequence[JudgedText], settings: Settings, progress: Progress
 ) -> RouteResiduals:
-    source, dest, card = bench.rung(route.source), bench.rung(route.dest), bench.card(route)
+    source, dest, card = loaded.rung(route.source), loaded.rung(route.dest), loaded.card(route)
     layers = [_Layer() for _ in range(dest.layout.layers)]
     for number, text in enumerate(texts):
         read = text.known[:-1]
         carried = transplant(
             source.read_afresh(read),
             source.rope,
-            bench.kv_map(route),
+            loaded.kv_map(route),
             dest,
             text.known,
             len(text.known),

@@ -108,7 +108,7 @@ class Cost(ResultModel):
 class JudgedRow(ResultModel):
     """One kind of cache, judged: ``columns`` as defined in ``molt.evals.scoring``.
 
-    ``by_document`` has the mean KL of every document, in order. Caches that nobody would make on purpose have
+    ``by_document`` has the mean KL of every document, in order. Controls have
     no cost.
     """
 

@@ -2,7 +2,7 @@
 
 Two continuations are fed to the destination, token by token as they are, whatever it would have said: what the
 document goes on to say, and what the source goes on to say by itself (its undisturbed greedy continuation: what
-the user would have been told). Every measurement runs on a fork, so no cache is judged after it advanced over
+the user would have read). Every measurement runs on a fork, so no cache is judged after it advanced over
 an answer, and the last known token is fed exactly once.
 
 Columns (nats; a *mark* m is the mean over the tokens after the mark before, up to the m-th):

@@ -27,11 +27,11 @@ from molt.models.pico.corpus import Document, shipped_documents
 from molt.models.tokenizer_file import read_tokenizer
 
 MARKS = (1, 16, 64, 256)
-"""Tokens after the seam at which figures are given by position."""
+"""Tokens after the switch at which figures are given by position."""
 
 PRECISION_ORDER = ("fp32", "bf16", "int8")
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 def quietly(what: str, done: int, total: int) -> None:
@@ -204,11 +204,11 @@ def texts_facts(chosen: Sequence[JudgedText], source: str, settings: Settings) -
     )
 
 
-def map_facts(bench: LoadedLadder, route: Route) -> MapFacts:
+def map_facts(loaded: LoadedLadder, route: Route) -> MapFacts:
     """What a file says of a map."""
-    card = bench.card(route)
+    card = loaded.card(route)
     return MapFacts(
-        bytes=bench.kv_map(route).nbytes,
+        bytes=loaded.kv_map(route).nbytes,
         rows=card.rows,
         features_per_row=card.features_per_row,
         residual_k=list(card.residual_k),

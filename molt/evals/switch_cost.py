@@ -51,7 +51,7 @@ def contexts(positions: int, longest: int = CONTEXT_MAX) -> list[int]:
 
 
 def switch_cost(
-    bench: LoadedLadder,
+    loaded: LoadedLadder,
     found: Sequence[Route],
     settings: Settings,
     ids: Sequence[int],
@@ -65,11 +65,11 @@ def switch_cost(
     made = []
     for route in found:
         steps = []
-        positions = min(bench.spec.ladder.rung(name).max_positions for name in (route.source, route.dest))
+        positions = min(loaded.spec.ladder.rung(name).max_positions for name in (route.source, route.dest))
         lengths = contexts(positions, longest)
         for number, context in enumerate(lengths):
             progress(f"{route.source} -> {route.dest}", number, len(lengths))
-            steps.append(_step(bench, route, settings, ids, context, repeats))
+            steps.append(_step(loaded, route, settings, ids, context, repeats))
         progress(f"{route.source} -> {route.dest}", len(lengths), len(lengths))
         is_carry = route.kind == RouteKind.CARRY
         made.append(
@@ -77,18 +77,18 @@ def switch_cost(
                 source=route.source,
                 dest=route.dest,
                 route="carry" if is_carry else "project",
-                map_bytes=0 if is_carry else bench.kv_map(route).nbytes,
+                map_bytes=0 if is_carry else loaded.kv_map(route).nbytes,
                 steps=steps,
                 crossover=crossover(steps),
                 crossover_with_load=crossover(steps, with_load=True),
                 healing=[]
                 if is_carry
-                else healing(bench.rung(route.dest), ids, min(lengths[-1], HEALING_CONTEXT)),
+                else healing(loaded.rung(route.dest), ids, min(lengths[-1], HEALING_CONTEXT)),
             )
         )
     return SwitchCost(
         table="switch-cost",
-        origin=origin(command, bench.spec, settings.seed),
+        origin=origin(command, loaded.spec, settings.seed),
         islands=[settings.islands.first, settings.islands.last],
         routes=made,
     )
@@ -105,21 +105,21 @@ def crossover(steps: Sequence[LengthCost], *, with_load: bool = False) -> int | 
 
 
 def _step(
-    bench: LoadedLadder, route: Route, settings: Settings, ids: Sequence[int], context: int, repeats: int
+    loaded: LoadedLadder, route: Route, settings: Settings, ids: Sequence[int], context: int, repeats: int
 ) -> LengthCost:
-    source, dest = bench.rung(route.source), bench.rung(route.dest)
-    shape, islands = bench.spec.rung(route.dest).shape, settings.islands
+    source, dest = loaded.rung(route.source), loaded.rung(route.dest)
+    shape, islands = loaded.spec.rung(route.dest).shape, settings.islands
     known = [ids[position % len(ids)] for position in range(context + 1)]
     cache = _repeated(source, known[:-1])
     is_carry, alone = route.kind == RouteKind.CARRY, Islands(0, 0)
 
     def load() -> object:
-        return None if is_carry else bench.load_map(route)
+        return None if is_carry else loaded.load_map(route)
 
     def cross(original: PreallocatedCache, native: Islands = islands) -> object:
         if is_carry:
             return carry(original, dest, known, context + SPARE)
-        return transplant(original, source.rope, bench.kv_map(route), dest, known, context + SPARE, native)
+        return transplant(original, source.rope, loaded.kv_map(route), dest, known, context + SPARE, native)
 
     def reread() -> object:
         return dest.read_afresh(known[:-1], SPARE)
@@ -136,7 +136,7 @@ def _step(
             break
     counted = {name: values[len(values) > 1 :] for name, values in times.items()}
     carry_flops, map_flops = (
-        0 if is_carry else transplant_flops(bench.kv_map(route), shape, context, native.first, native.last)
+        0 if is_carry else transplant_flops(loaded.kv_map(route), shape, context, native.first, native.last)
         for native in (islands, alone)
     )
     return LengthCost(

@@ -139,7 +139,7 @@ def setting(texts: Texts) -> str:
     """One line on the documents and the lengths."""
     return (
         f"{len(texts.documents)} documents ({texts.source}), {texts.context} tokens of context, "
-        f"{texts.continuation} after the seam."
+        f"{texts.continuation} after the switch."
     )
 
 
@@ -201,7 +201,7 @@ def _by_position(title: str, rows: Sequence[JudgedRow], marks: Sequence[int]) ->
     figures = ("kl", "nll", "recovered")
     words = {"kl": "KL", "nll": "NLL", "recovered": "recovered"}
     return Grid(
-        f"{title}: by position after the seam",
+        f"{title}: by position after the switch",
         "A figure at m is the mean over the tokens after the mark before, up to the m-th.",
         ("cache", *(f"{words[figure]} at {mark}" for figure in figures for mark in marks)),
         tuple(
@@ -247,7 +247,7 @@ def _drift(table: Drift) -> list[Grid]:
 def _switch_cost(table: SwitchCost) -> list[Grid]:
     made = []
     for route in table.routes:
-        crossings = [
+        break_even = [
             f"with the map {where} from {'no measured context' if at is None else f'{at} tokens'} on"
             for where, at in (
                 ("in memory", route.crossover),
@@ -255,9 +255,9 @@ def _switch_cost(table: SwitchCost) -> list[Grid]:
             )
         ]
         words = (
-            "; ".join(crossings)
+            "; ".join(break_even)
             if route.route == "project"
-            else crossings[0].replace("with the map in memory ", "")
+            else break_even[0].replace("with the map in memory ", "")
         )
         made.append(
             Grid(

@@ -104,7 +104,7 @@ def collect(
     checkpoint: Checkpoint | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> BlockSums:
-    """BlockSums of at most ``rows_max`` rows (whole windows); ``progress`` is told the rows so far.
+    """BlockSums of at most ``rows_max`` rows (whole windows); ``progress`` is called with the rows so far.
 
     Goes on from ``checkpoint`` where it holds something, and keeps it up to date. Raises ``InputError`` if the
     texts give no row at all.

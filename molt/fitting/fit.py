@@ -108,7 +108,7 @@ def fit_ladder(
 ) -> tuple[Fitted, ...]:
     """Fit and write the maps of a ladder into the folder ``out``; without a corpus, on the one of ``corpus``.
 
-    ``progress`` is told the phase (``fit`` or ``held out``) and the rows read in it so far. Raises
+    ``progress`` is called with the phase (``fit`` or ``held out``) and the rows read in it so far. Raises
     ``InputError`` for a ladder with nothing to fit or documents that are missing or too short.
     """
     options = options or Options()

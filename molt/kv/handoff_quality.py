@@ -1,7 +1,7 @@
 """How good a switch was, judged against the destination's own cache of the same text.
 
 The yardstick is the source's undisturbed greedy continuation (a control fork of its cache): what the user
-would have been told without the switch. The destination is teacher-forced on it with the carried cache, with
+would have read without the switch. The destination is teacher-forced on it with the carried cache, with
 its own cache and with none. Two faults known from the literature are excluded by construction: every
 measurement runs on a fork, so no cache is judged after it advanced over the answer, and each feeds the last
 known token exactly once.

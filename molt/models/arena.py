@@ -19,7 +19,7 @@ from torch import Tensor
 class Arena:
     """A stretch of memory that tensors are views of.
 
-    The memory returns when the arena and every tensor made from it are gone; ``watch`` tells.
+    The memory returns when the arena and every tensor made from it are gone, which ``watch`` shows.
     """
 
     def __init__(self, memory: mmap.mmap) -> None:

@@ -2,7 +2,7 @@
 
 One implementation for every family in ``molt.models.model_config.FAMILIES`` and every precision; transformers'
 own models are what the tests compare it with. It knows no cache but its interface, builds no mask for a single
-token, and never computes logits that nobody asked for.
+token, and computes only the logits that are asked for.
 
 Shape legend: t tokens of this pass, T cells they may see, H heads, G = KV heads, D dimension of a head.
 """

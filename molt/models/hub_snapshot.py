@@ -74,7 +74,7 @@ def _asked(name: str, revision: str, **options: Any) -> Any:
     where = _where(name, revision)
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it tells of every further try; the end of them is told here
+    logger.setLevel(logging.ERROR)  # it logs every further try; the last one is reported here
     try:
         return _snapshot(name, revision, **options)
     except GatedRepoError:

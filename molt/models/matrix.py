@@ -40,7 +40,7 @@ ZERO_ROUNDED = torch.tensor(ZERO + 0.5)  # the half makes a truncation a roundin
 
 def prefers_onednn(vendor: str | None) -> bool:
     """Whether several tokens in float32 go through oneDNN: where torch has its operation, on an x86 processor that is
-    not of the maker of MKL. Others than x86 tell no ``vendor``."""
+    not of the maker of MKL. Others than x86 have no ``vendor``."""
     has_it = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     return has_it and vendor not in (None, "GenuineIntel")
 

@@ -84,7 +84,7 @@ class PackedParts(StrictModel):
 class PartsSource(StrictModel):
     """A GGUF file in pieces: ``joined`` names the whole, whose size and sha256 are checked; then as ``GgufSource``.
 
-    ``parameters`` (a tied head counted once) tells how much the converted model will take before it is there.
+    ``parameters`` (a tied head counted once) is how much the converted model will take, known before it is there.
     """
 
     parts: PackedParts

@@ -309,9 +309,9 @@ class TrialSubject:
         held = {r["budget_bytes"]: r["held_bytes"] for r in records if r["kind"] == "signal"}
         return tuple(
             ReliefParts(
-                signal_ns=None if relief.short_ns is None else relief.told_ns - relief.short_ns,
-                boundary_ns=relief.heard_ns - relief.told_ns,
-                release_ns=relief.released_ns - relief.heard_ns,
+                signal_ns=None if relief.short_ns is None else relief.reported_ns - relief.short_ns,
+                boundary_ns=relief.read_ns - relief.reported_ns,
+                release_ns=relief.released_ns - relief.read_ns,
                 load_ns=relief.load_ns,
                 transplant_ns=relief.transplant_ns,
                 held_bytes=held.get(relief.budget_bytes),

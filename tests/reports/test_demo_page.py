@@ -39,7 +39,7 @@ def test_a_published_page_is_what_its_json_makes(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SESSIONS, ids=lambda path: path.stem)
 def test_the_summary_of_a_session_agrees_with_its_stream(path: Path) -> None:
-    """Tokens by rung are counted again, and the seams of the stream are those of the summary."""
+    """Tokens by rung are counted again, and the switches of the stream are those of the summary."""
     session = session_of(path)
     counted: dict[str, int] = {}
     for item in session.items:
@@ -47,8 +47,8 @@ def test_the_summary_of_a_session_agrees_with_its_stream(path: Path) -> None:
             counted[item.rung] = counted.get(item.rung, 0) + 1
     assert counted == session.summary["rungs"]
     levers = [item.molt for item in session.items if isinstance(item, TimedLever)]
-    seams = [lever for lever in levers if lever["event"] == "switch"]
-    assert [seam["ms"] for seam in seams] == [switch["ms"] for switch in session.summary["switches"]]
+    switches = [lever for lever in levers if lever["event"] == "switch"]
+    assert [switch["ms"] for switch in switches] == [switch["ms"] for switch in session.summary["switches"]]
 
 
 def test_what_shows_nothing_is_not_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def relieved(*, told: int = 308, short: bool = True) -> Story:
 def test_relief_falls_into_its_parts() -> None:
     run = relieved().run()
     (relief,) = real_processes.reliefs(run)
-    times = [relief.short_ns, relief.told_ns, relief.heard_ns, relief.released_ns]
+    times = [relief.short_ns, relief.reported_ns, relief.read_ns, relief.released_ns]
     assert times == [304 * MS, 308 * MS, 312 * MS, 320 * MS]
     assert real_processes.signal_ms(run) == {"p50": 4, "p99": 4, "n": 1}
     assert real_processes.boundary_ms(run)["p50"] == 4

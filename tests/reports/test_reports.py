@@ -20,7 +20,7 @@ from reports.run_log import RunLog
 from reports.schema import RunSummary, read_summary
 from reports.summary import summarise, summarise_runs, summary_json
 from reports.table import rows, text_table
-from reports.texts import Joint, file_names, fragments, tenant_text
+from reports.texts import SwitchMark, file_names, fragments, tenant_text
 from reports.verdict import Tone, verdict
 from tests.reports.conftest import HOSTILE
 from tests.reports.story import Story, survivor, victim
@@ -326,9 +326,9 @@ def test_texts_tell_every_attempt() -> None:
 
 def test_a_switch_before_the_first_token_has_no_pause() -> None:
     run = Story().arrive(0).read(5, 3).switched(10, "tier0", "tier1").tokens(20, rung="tier1").run()
-    seam, _ = fragments(run.attempts[0])
-    assert isinstance(seam, Joint)
-    assert seam.pause_ms is None
+    switch, _ = fragments(run.attempts[0])
+    assert isinstance(switch, SwitchMark)
+    assert switch.pause_ms is None
     assert tenant_text(run.attempts).startswith("[tier0 -> tier1] ▪")
 
 
@@ -336,9 +336,9 @@ def test_a_switch_before_the_first_token_has_no_pause() -> None:
 def test_fragments_hold_every_token_and_seam_once(story: Story) -> None:
     for attempt in story.run().attempts:
         pieces = list(fragments(attempt))
-        joints = [piece.seam for piece in pieces if isinstance(piece, Joint)]
-        stretches = [piece for piece in pieces if not isinstance(piece, Joint)]
-        assert joints == attempt.seams
+        joints = [piece.switch for piece in pieces if isinstance(piece, SwitchMark)]
+        stretches = [piece for piece in pieces if not isinstance(piece, SwitchMark)]
+        assert joints == attempt.switches
         assert sum(stretch.tokens for stretch in stretches) == len(attempt.tokens)
 
 

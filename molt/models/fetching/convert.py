@@ -57,7 +57,7 @@ def begin(source: Path, folder: Path) -> tuple[GgufModel, ModelShape]:
 def write_weights(
     model: GgufModel, shape: ModelShape, folder: Path, stored: StoredPrecision, advance: Callable[[int], None]
 ) -> None:
-    """Write the weights to ``folder``; ``advance`` is told bytes written.
+    """Write the weights to ``folder``; ``advance`` counts bytes written.
 
     Raises ``LadderError`` if a tensor is damaged, ``OSError`` if the disk cannot be written.
     """
@@ -74,7 +74,7 @@ def write_weights(
 
 
 def seal(folder: Path, advance: Callable[[int], None]) -> None:
-    """Write the manifest that makes ``folder`` complete; ``advance`` is told bytes read."""
+    """Write the manifest that makes ``folder`` complete; ``advance`` counts bytes read."""
     names = [WEIGHTS_FILE, CONFIG, GENERATION, TOKENIZER]
     names += [TEMPLATE] if (folder / TEMPLATE).is_file() else []
     write_manifest(folder, names, read_tokens(folder / TOKENIZER).size, advance)

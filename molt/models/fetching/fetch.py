@@ -54,7 +54,7 @@ class FetchConsole:
 
     @contextmanager
     def bar(self, what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-        """A bar for the time of a ``with`` block; what it gives is to be told the bytes done."""
+        """A bar for the time of a ``with`` block; what it gives counts the bytes done."""
         task = self.progress.add_task(what, total=total_bytes)
         try:
             yield lambda count: self.progress.advance(task, count)

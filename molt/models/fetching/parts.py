@@ -62,7 +62,7 @@ def missing_bytes(source: PartsSource, target: Path) -> int:
 
 
 def join(source: PartsSource, target: Path, advance: Callable[[int], None]) -> None:
-    """Bring what is missing of a file and join it at ``target``; ``advance`` is told bytes joined.
+    """Bring what is missing of a file and join it at ``target``; ``advance`` counts bytes joined.
 
     What an interrupted call has joined is kept. Raises ``LadderError`` if a piece cannot be had, and, with
     nothing kept, if the whole is not what ``source`` says it is.
