@@ -37,8 +37,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Be parked, with at most ``keep_cells`` cells (``None``: all; 0: prefilled again later), or,
-    with ``spill``, all of them on disk instead of in memory. What is on disk stays there until the tenant runs again."""
+    """Be parked, with at most ``keep_cells`` cells (``None``: all; 0: prefilled again later), or, with ``spill``, with
+    all of them on disk. What is on disk stays there until the tenant runs again."""
 
     keep_cells: int | None = None
     spill: bool = False
