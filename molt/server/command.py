@@ -28,6 +28,7 @@ from molt.jobs.scenario import PolicySpec
 from molt.jobs.trace import parse_budget
 from molt.live.live_world import LiveWorld
 from molt.live.remote import ChildSpec, RemoteEngine
+from molt.models.chat_template import find_chat_template
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.server.access import Keys, allowed_hosts, is_loopback
 from molt.server.admin import MANUAL, Budgeting, budget_on, make_follower
@@ -176,7 +177,8 @@ def service(bridge: Bridge, spec: LadderSpec, budgeting: Budgeting, policy: Poli
     """The handlers of the routes."""
     bridge.metrics.watch(bridge.running, bridge.waiting)
     context = min(rung.max_positions for rung in spec.ladder.rungs)
-    answering = Answering(bridge, Prompter(spec.tokenizer, context - 1), FlopsSaved(spec).flops)
+    template = find_chat_template(spec.rungs[0].folder, spec.tokenizer)
+    answering = Answering(bridge, Prompter(spec.tokenizer, context - 1, template), FlopsSaved(spec).flops)
     return Service(bridge, answering, budgeting, policy, created=int(time.time()))
 
 
