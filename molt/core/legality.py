@@ -2,21 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
 from molt.core.budget import peak_bytes, usage_bytes
 from molt.core.ladder import Ladder
-from molt.core.plan import Plan, Rest, Run, outcome
+from molt.core.plan import Placement, Plan, Rest, Run, Wait, outcome
 from molt.core.state import Phase, State
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A plan that was not carried out, the rule it broke and how."""
+    """A plan that was not carried out, the rule it broke and how; ``place`` is the policy's ``file:line``, if known."""
 
     rule: str
     reason: str
+    place: str = ""
+
+
+def plan_is_well_formed(state: State, plan: object, ladder: Ladder) -> str | None:
+    """What ``decide`` returns is a ``Plan``, and its fields have the types that ``molt.core.plan`` gives them."""
+    if not isinstance(plan, Plan):
+        return f"decide returned {_a(plan)}, not a Plan"
+    if not isinstance(plan.placements, Mapping):
+        return f"placements is {_a(plan.placements)}, not a mapping"
+    if not isinstance(plan.keep, Set) or not all(isinstance(rung, str) for rung in plan.keep):
+        return f"keep is {_a(plan.keep)}, not a frozenset of names of rungs"
+    if plan.revisit_ns is not None and not _is_whole(plan.revisit_ns):
+        return f"revisit_ns is {_a(plan.revisit_ns)}, not a whole number of nanoseconds"
+    for tenant, placement in plan.placements.items():
+        if not isinstance(tenant, str):
+            return f"a tenant is {tenant!r}, not a name"
+        if wrong := _malformed(placement):
+            return f"tenant {tenant!r}: {wrong}"
+    return None
+
+
+def _malformed(placement: Placement | object) -> str | None:
+    match placement:
+        case Run():
+            if not isinstance(placement.rung, str):
+                return f"rung is {_a(placement.rung)}, not a name"
+            if not isinstance(placement.carry, bool):
+                return f"carry is {_a(placement.carry)}, not true or false"
+            for name, tokens in (("heal", placement.heal), ("native", placement.native)):
+                if not _is_whole(tokens) or tokens < 0:
+                    return f"{name} is {tokens!r}, not a number of tokens"
+            return None
+        case Rest():
+            if placement.keep_cells is not None and not _is_whole(placement.keep_cells):
+                return f"keep_cells is {_a(placement.keep_cells)}, not a whole number of cells"
+            return (
+                None
+                if isinstance(placement.spill, bool)
+                else f"spill is {_a(placement.spill)}, not true or false"
+            )
+        case Wait():
+            return None
+        case _:
+            return f"placed at {_a(placement)}, not at a Run, a Rest or a Wait"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _a(value: object) -> str:
+    return f"a value of type {type(value).__name__}"
 
 
 def names_are_known(state: State, plan: Plan, ladder: Ladder) -> str | None:
@@ -72,6 +124,7 @@ def growth_fits(state: State, plan: Plan, ladder: Ladder) -> str | None:
 
 Rule = Callable[[State, Plan, Ladder], str | None]
 RULES: tuple[Rule, ...] = (
+    plan_is_well_formed,
     names_are_known,
     answer_fits_rung,
     admitted_stay_admitted,
