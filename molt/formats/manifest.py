@@ -17,7 +17,9 @@ from molt.errors import LadderError
 from molt.formats.json_file import read_json
 
 MANIFEST = "molt.json"
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2
+"""Raised when a conversion writes something else than before from the same file."""
+READ_FORMATS = (1, 2)
 CHUNK_BYTES = 1 << 20
 
 
@@ -61,8 +63,9 @@ def read_manifest(folder: Path) -> Mapping[str, Entry]:
     path = folder / MANIFEST
     content = read_json(path)
     try:
-        if content["format"] != MANIFEST_FORMAT:
-            raise LadderError(f"{path}: format {content['format']!r} is not read; valid: {MANIFEST_FORMAT}")
+        if content["format"] not in READ_FORMATS:
+            valid = ", ".join(map(str, READ_FORMATS))
+            raise LadderError(f"{path}: format {content['format']!r} is not read; valid: {valid}")
         return {
             Path(name).name: Entry(int(entry["bytes"]), int(entry["mtime_ns"]), str(entry["sha256"]))
             for name, entry in content["files"].items()
@@ -71,6 +74,12 @@ def read_manifest(folder: Path) -> Mapping[str, Entry]:
         if isinstance(error, LadderError):
             raise
         raise LadderError(f"{path}: no table of files in it") from None
+
+
+def is_current(folder: Path) -> bool:
+    """Whether the files of ``folder`` are what would be written today; ``LadderError`` as in ``read_manifest``."""
+    read_manifest(folder)
+    return bool(read_json(folder / MANIFEST)["format"] == MANIFEST_FORMAT)
 
 
 def recorded_sha256(folder: Path, name: str) -> str | None:

@@ -24,6 +24,14 @@ DISTRIBUTION_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$"
 VERSION_PATTERN = r"^[0-9]+(\.[0-9]+)*([A-Za-z0-9.+!-]*)$"
 PARTS_MAX = 1000
 SHA256_SHOWN = 16
+SAME_SINCE_FORMAT_1 = frozenset(
+    {
+        "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",  # qwen2.5-coder-1.5b-instruct, Q4_K_M
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",  # qwen2.5-coder-0.5b-instruct, Q4_K_M
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",  # smollm2-135m-instruct, Q4_1
+    }
+)
+"""GGUF files of the shipped ladders: what format 1 of a conversion wrote of them is what is written today."""
 _RANGE = re.compile(r"\{([0-9]{1,4})\.\.([0-9]{1,4})\}")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", description="sha256, 64 hex digits")]
@@ -116,10 +124,19 @@ def locate(source: Source, beside: Path) -> Path:
             folder = converted_folder(source, beside)
             try:
                 manifest.check_sizes(folder)
+                check_current(source, folder)
             except LadderError as error:
                 reason = f" ({error})" if (folder / manifest.MANIFEST).exists() else ""
                 raise NotFetchedError(f"{_name(source)}: not fetched yet{reason}") from None
             return folder
+
+
+def check_current(source: ConvertedSource, folder: Path) -> None:
+    """Raise ``LadderError`` if an earlier version converted the model and would have read its file in another way."""
+    if not manifest.is_current(folder) and source.sha256 not in SAME_SINCE_FORMAT_1:
+        raise LadderError(
+            "converted by an earlier version of Molt, which read some settings of such files otherwise"
+        )
 
 
 def converted_folder(source: ConvertedSource, beside: Path) -> Path:

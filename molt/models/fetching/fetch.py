@@ -31,6 +31,7 @@ from molt.models.source import (
     PackageSource,
     PartsSource,
     Source,
+    check_current,
     converted_folder,
     gguf_path,
     locate,
@@ -162,6 +163,7 @@ def _bring_converted(source: ConvertedSource, beside: Path, screen: FetchConsole
     with _alone(folder, screen):
         if (folder / manifest.MANIFEST).is_file():
             try:
+                check_current(source, folder)
                 _check(source, folder, screen)
             except LadderError as error:
                 screen.say(f"{error}; fetching it again")

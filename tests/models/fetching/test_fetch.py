@@ -26,6 +26,7 @@ from molt.cli.main import app
 from molt.errors import LadderError, NotFetchedError
 from molt.formats.weights_file import weights_sha256
 from molt.models import image, ladder_list
+from molt.models import source as sources
 from molt.models.fetching import fetch as fetching
 from molt.models.fetching.fetch import fetch, verify
 from molt.models.ladder_file import ladder_names, read_ladder_file, resolve
@@ -403,3 +404,42 @@ def test_room_is_measured_where_the_folder_will_be(tmp_path: Path) -> None:
     fetching._need_room(1, tmp_path / "not/there/yet")
     with pytest.raises(LadderError, match=rf"^{tmp_path}: .* are needed on this disk"):
         fetching._need_room(1 << 60, tmp_path / "not/there/yet")
+
+
+# --- conversions of earlier versions ---
+
+
+def test_what_an_earlier_version_converted_is_converted_anew(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless it is known that the same would be written: then the weights on the disk are used as they are."""
+    fetch(str(local))
+    weights = folder(local) / "model.safetensors"
+    before = weights.read_bytes()
+    manifest = folder(local) / "molt.json"
+    content = json.loads(manifest.read_text())
+    assert content["format"] == 2
+    manifest.write_text(json.dumps(content | {"format": 1}))
+    with pytest.raises(NotFetchedError, match=r"converted by an earlier version of Molt.*bring it with"):
+        resolve(local)
+    with monkeypatch.context() as patched:
+        sha256 = read_ladder_file(local)[1].rungs[0].source.sha256  # type: ignore[union-attr]
+        patched.setattr(sources, "SAME_SINCE_FORMAT_1", frozenset({sha256}))
+        resolve(local)
+        verify(str(local))
+        fetch(str(local))
+        assert json.loads(manifest.read_text())["format"] == 1, "nothing was written"
+    fetch(str(local))
+    assert json.loads(manifest.read_text())["format"] == 2
+    assert weights.read_bytes() == before
+    resolve(local)
+
+
+def test_the_files_that_need_no_conversion_anew_are_those_of_the_shipped_ladders() -> None:
+    pinned = {
+        rung.source.sha256
+        for name in ladder_names()
+        for rung in read_ladder_file(name)[1].rungs
+        if isinstance(rung.source, GgufSource | PartsSource)
+    }
+    assert pinned == sources.SAME_SINCE_FORMAT_1
