@@ -2,8 +2,8 @@
 
 ``python -m reports.agreement SIMULATED REAL [SIMULATED REAL]...`` takes the folders of two runs, or of several rounds
 of both, and prints a page in Markdown. The error is signed: positive where the real run took more than was predicted;
-of several rounds, each number is the median, and the spread of the real ones says what a machine does to itself.
-Kills and the rungs of every answer are compared exactly, round by round.
+of several rounds, each number is the median, and the spread of the real ones shows how far runs on one
+machine differ. Kills and the rungs of every answer are compared exactly, round by round.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One policy in both worlds. ``differences`` has what should be the same and is not, of every round."""
+    """One policy in both worlds. ``differences`` has, for every round, the kills and rungs that differ."""
 
     policy: str
     compared: tuple[Compared, ...]
@@ -111,7 +111,7 @@ def agreement(policy: str, rounds: Sequence[tuple[RunLog, RunLog]]) -> Agreement
 
 
 def differences(simulated: RunLog, real: RunLog) -> tuple[str, ...]:
-    """What should be the same in both worlds and is not: kills, and the rungs of every answer."""
+    """Kills, and the rungs of every answer, where they differ between the worlds."""
     found = []
     kills = metrics.killed(simulated), metrics.killed(real)
     if kills[0] != kills[1]:
@@ -159,7 +159,7 @@ def page(simulated: RunLog, real: RunLog, agreements: list[Agreement]) -> str:
 
 
 def markdown(agreements: list[Agreement]) -> str:
-    """The table; below it what should be the same and is not, and how many numbers are as near as they should be."""
+    """The table; below it the differences in kills and rungs, and how many numbers are within their goals."""
     rounds = len(agreements[0].differences)
     body = [
         [
@@ -219,12 +219,12 @@ def _switches_ms(run: RunLog) -> list[float]:
 
 
 def _loads_ms(run: RunLog) -> list[float]:
-    """From the decision to the rung's being there, those that no tenant waited for left out."""
-    asked = {record["seq"]: record["at_ns"] for record in run.decisions("Load")}
+    """From the decision until the rung was loaded, without loads that no tenant waited for."""
+    decided_ns = {record["seq"]: record["at_ns"] for record in run.decisions("Load")}
     return [
-        (record["at_ns"] - asked[record["decision"]]) / MS_NS
+        (record["at_ns"] - decided_ns[record["decision"]]) / MS_NS
         for record in run.events("RungLoaded")
-        if record.get("decision") in asked
+        if record.get("decision") in decided_ns
     ]
 
 

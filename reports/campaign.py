@@ -1,4 +1,4 @@
-"""What came of a campaign of paired runs: who was killed how often, how long relief took, how far usage went.
+"""Results of a campaign of paired runs: how often each process was killed, how long relief took, how far usage went.
 
 ``python -m reports.campaign FILE.jsonl`` writes ``reports/published/real/NAME.md`` and a picture beside it, and copies
 the file there. Nothing is typed: page and picture are made of the file alone (a test makes them again and compares).
@@ -77,15 +77,16 @@ class Campaign:
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
-def kills(rows: Iterable[Row], arm: str) -> int:
-    """Trials of an arm in which the kernel killed a process."""
-    return sum(row[arm]["kills"] > 0 for row in rows)
+def kills(rows: Iterable[Row], policy: str) -> int:
+    """Trials of a policy (``hold`` or ``molt``) in which the kernel killed a process."""
+    return sum(row[policy]["kills"] > 0 for row in rows)
 
 
 def latencies_ms(rows: Iterable[Row], part: str) -> list[float]:
-    """A part of the relief in the changing arm, milliseconds, of the first release of each trial: that which was in a
-    hurry. ``signal`` only where memory was short before the budget was reported, ``load`` and ``transplant`` only where
-    it went on with a smaller rung before the next report; none in files of old campaigns."""
+    """A part of the relief of the process that changes its model, milliseconds, of the first release of each trial,
+    which was the urgent one. ``signal`` only where memory was short before the budget was reported, ``load`` and
+    ``transplant`` only where the answer went on with a smaller rung before the next report; none in files of old
+    campaigns."""
     firsts = (row["molt"]["reliefs"][0] for row in rows if row["molt"]["reliefs"])
     return sorted(took / MS_NS for first in firsts if (took := first.get(f"{part}_ns")) is not None)
 
@@ -119,7 +120,7 @@ def bound_bytes(trial: Trial) -> float | None:
 
 
 def is_miss(trial: Trial, overshoot: Callable[[Trial], int] = overshoot_bytes) -> bool:
-    """Whether a trial of the changing arm went beyond line and bound, by more than the grain, or ended in a kill."""
+    """Whether a trial of molt went beyond line and bound, by more than the grain, or ended in a kill."""
     bound = bound_bytes(trial)
     return trial["kills"] > 0 or (bound is not None and overshoot(trial) > max(0.0, bound) + GRAIN_BYTES)
 
@@ -128,7 +129,7 @@ def is_miss(trial: Trial, overshoot: Callable[[Trial], int] = overshoot_bytes) -
 
 
 def kill_table(campaign: Campaign) -> str:
-    """Who was killed, by rate and pages, and in all."""
+    """Kills by rate and pages, and in all."""
     groups = [*_by_pressure(campaign.valid), ("all", campaign.valid)]
     body = [
         [
@@ -264,11 +265,11 @@ def picture(campaign: Campaign) -> str:
         f'<line x1="{x(low):.1f}" y1="{y(0):.1f}" x2="{x(high):.1f}" y2="{y(0):.1f}" stroke="#bbb"/>',
         *(
             f'<circle cx="{x(b):.1f}" cy="{y(o):.1f}" r="3.5" fill="{MISS if miss else colour[rate]}" '
-            f'fill-opacity="0.7"><title>{_spoken_rate(rate)}: {o:.1f} MiB, bound {b:.1f} MiB</title></circle>'
+            f'fill-opacity="0.7"><title>{_shown_rate(rate)}: {o:.1f} MiB, bound {b:.1f} MiB</title></circle>'
             for b, o, rate, miss in placed
         ),
         *(
-            f'<text x="{EDGE}" y="{20 + 15 * i}" fill="{colour[rate]}">{_spoken_rate(rate)}</text>'
+            f'<text x="{EDGE}" y="{20 + 15 * i}" fill="{colour[rate]}">{_shown_rate(rate)}</text>'
             for i, rate in enumerate(rates)
         ),
         f'<text x="{EDGE}" y="{20 + 15 * len(rates)}" fill="{MISS}">miss</text>',
@@ -289,7 +290,7 @@ def _by_pressure(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
         for huge in (False, True):
             found = [row for row in rows if _rate_key(row) == rate and row["huge"] == huge]
             if found:
-                yield f"{_spoken_rate(rate)}, {'huge' if huge else 'small'} pages", found
+                yield f"{_shown_rate(rate)}, {'huge' if huge else 'small'} pages", found
 
 
 def _controls(campaign: Campaign) -> list[str]:
@@ -305,7 +306,7 @@ def _controls(campaign: Campaign) -> list[str]:
 
 
 def _options(campaign: Campaign) -> str:
-    """The options of the command, as far as a file says them: old ones do not."""
+    """The options of the command, as far as the file has them; old files have none."""
     first = campaign.sessions[0]
     if "room_ns" not in first:
         return ""
@@ -319,7 +320,7 @@ def _options(campaign: Campaign) -> str:
 
 
 def _of_room(rows: Sequence[Row]) -> str:
-    """Of how much; nothing in files of old campaigns, in which it was the same for all."""
+    """Of how much room; nothing in files of old campaigns, in which it was the same for all."""
     rooms = [row["room_bytes"] for row in rows if "room_bytes" in row]
     return f" of {formatting.size(min(rooms))} to {formatting.size(max(rooms))}, by the rate" if rooms else ""
 
@@ -328,7 +329,7 @@ def _rate_key(row: Row) -> float:
     return float("inf") if row["rate_bytes_per_s"] is None else row["rate_bytes_per_s"]
 
 
-def _spoken_rate(rate: float) -> str:
+def _shown_rate(rate: float) -> str:
     return "flat out" if rate == float("inf") else f"{rate / MIB:.0f} MiB/s"
 
 

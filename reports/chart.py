@@ -66,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Levers:
-    """One kind of lever and when it was pulled."""
+    """One kind of lever and when it was used."""
 
     name: str
     style: str
@@ -267,7 +267,7 @@ _LEVERS = (
 
 
 def _levers(run: RunLog, scale: Scale) -> Iterator[Levers]:
-    """One row for each lever that was pulled, in order of harm, then recovery, then kills."""
+    """One row for each lever that was used, in order of harm, then recovery, then kills."""
     for name, decision in _LEVERS:
         marks = tuple(_lever_marks(run.decisions(decision), scale))
         if marks:
@@ -278,7 +278,7 @@ def _levers(run: RunLog, scale: Scale) -> Iterator[Levers]:
 
 
 def _lever_marks(decisions: Iterable[Record], scale: Scale) -> Iterator[Mark]:
-    """Decisions too close to be seen apart share a mark."""
+    """Decisions too close to be distinguished share a mark."""
     columns: dict[int, list[Record]] = {}
     for record in decisions:
         columns.setdefault(int(scale.x(record["at_ns"])) * MARK_COLUMNS // CHART_WIDTH, []).append(record)

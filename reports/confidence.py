@@ -18,7 +18,7 @@ def upper_bound(events: int, trials: int, confidence: float = CONFIDENCE) -> flo
     assert 0 <= events <= trials, (events, trials)
     if events == trials:
         return 1.0
-    return _crossing(lambda p: at_most(events, trials, p) > 1 - confidence)
+    return _largest_true(lambda p: at_most(events, trials, p) > 1 - confidence)
 
 
 def lower_bound(events: int, trials: int, confidence: float = CONFIDENCE) -> float:
@@ -34,12 +34,12 @@ def at_most(events: int, trials: int, probability: float) -> float:
 
 
 def _log_exactly(k: int, trials: int, probability: float) -> float:
-    ways = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
-    return ways + k * log(probability) + (trials - k) * log1p(-probability)
+    log_choices = lgamma(trials + 1) - lgamma(k + 1) - lgamma(trials - k + 1)
+    return log_choices + k * log(probability) + (trials - k) * log1p(-probability)
 
 
-def _crossing(holds: Callable[[float], bool]) -> float:
-    """Where a predicate that holds at 0 stops to hold on the way to 1."""
+def _largest_true(holds: Callable[[float], bool]) -> float:
+    """The largest number in [0, 1] at which a predicate holds that holds at 0 and stops holding once."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -23,12 +23,12 @@ from reports.eval_page import template
 from reports.publish import PUBLISHED, run_command
 
 MEANING = (
-    "TTFT is from sending the request to its first token, at the client, and has the loading of the rung in it: a "
-    "server that has just begun holds none. The budget was cut when the client had read eight tokens; what follows the "
-    "cut from the same rung was on its way or under way. A line of the text ends at a lever or after 80 characters; "
-    "the answer itself has no such line ends. The seed of the sampling is fixed, and was chosen among five for a text "
-    "of pico that can be read; what a switch costs does not depend on it. The profile behind the predictions was "
-    "measured on a machine that did nothing else."
+    "TTFT is from sending the request to its first token, at the client, and includes loading the rung: a server that "
+    "has just begun holds none. The budget was cut when the client had read eight tokens; tokens of the same rung "
+    "after the cut had been sent or were under way. A line of the text ends at a lever or after 80 characters; the "
+    "answer itself has no such line ends. The seed of the sampling is fixed, and was chosen among five for a text of "
+    "pico that can be read; what a switch costs does not depend on it. The profile behind the predictions was measured "
+    "on a machine that did nothing else."
 )
 HEADERS = ("switch", "kind", "measured", "predicted", "FLOPs saved", "after tokens")
 
@@ -36,10 +36,10 @@ HEADERS = ("switch", "kind", "measured", "predicted", "FLOPs saved", "after toke
 def page(session: Session) -> str:
     """The page of a session, as Markdown."""
     name = f"demo-{session.ladder}"
-    asked = "\n".join(f"> {line}" for line in formatting.printable(session.question).splitlines())
+    question = "\n".join(f"> {line}" for line in formatting.printable(session.question).splitlines())
     introduction = (
         f"Made by `{session.command}`; the stream is in [{name}.json]({name}.json). "
-        f"Asked over HTTP, of a server under the molt policy:\n\n{asked}\n\n```text\n{annotated(session)}```"
+        f"Asked over HTTP, of a server under the molt policy:\n\n{question}\n\n```text\n{annotated(session)}```"
     )
     rows = tuple(_row(switch) for switch in session.summary["switches"])
     switches = {

@@ -30,7 +30,7 @@ def moment(at_ns: int) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A fraction as a whole percentage; what is not quite none or all never reads as such."""
+    """A fraction as a whole percentage; only exactly 0 and 1 are shown as 0 % and 100 %."""
     if share is None:
         return ABSENT
     if 0 < share < 0.005:
@@ -61,6 +61,6 @@ def machine(of: Mapping[str, Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that can do nothing to a terminal or a page but be read: control characters as their pictures,
-    what turns the direction of writing or is no character replaced. Newlines and tabs stay."""
+    """Text that is safe on a terminal or a page: control characters as their pictures; what changes the direction of
+    writing, or is no character, replaced. Newlines and tabs stay."""
     return text.translate(_HARMLESS).encode("utf-8", "replace").decode("utf-8")

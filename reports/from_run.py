@@ -50,7 +50,7 @@ def _ordered(runs: Mapping[str, RunLog], first: Iterable[str]) -> dict[str, RunL
 
 
 def _summary_before(path: Path) -> tuple[tuple[str, ...], float | None]:
-    """Order of the policies and wall time of an existing summary; whatever is not one says nothing."""
+    """Order of the policies and wall time of an existing summary; nothing from any other file."""
     try:
         summary = json.loads(path.read_text("utf-8"))
         wall_s = summary["wall_s"]

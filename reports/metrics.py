@@ -50,7 +50,7 @@ def answers_asked(run: RunLog) -> int:
 
 
 def answers_unfinished(run: RunLog) -> int:
-    """Answers that were not cancelled and not complete when the run ended."""
+    """Answers that were neither cancelled nor complete when the run ended."""
     return sum(attempts[-1].fate in (Fate.OPEN, Fate.LOST) for attempts in run.answers.values())
 
 
@@ -103,13 +103,13 @@ def _drops_cache(record: Mapping[str, Any]) -> bool:
 
 
 def switches_down(run: RunLog) -> int:
-    """Times an answer went on with a smaller rung: ``Switched`` outcomes whose rungs differ, and answers
-    whose tokens were read again on a smaller rung."""
+    """Switches of an answer to a smaller rung: ``Switched`` outcomes whose rungs differ, and answers whose tokens
+    were prefilled again on a smaller rung."""
     return sum(_steps_down(run, switch) > 0 for switch in _switches(run))
 
 
 def switches_up(run: RunLog) -> int:
-    """Times an answer went on with a larger rung, counted like the switches down."""
+    """Switches of an answer to a larger rung, counted like the switches down."""
     return sum(_steps_down(run, switch) < 0 for switch in _switches(run))
 
 
@@ -131,8 +131,8 @@ def parks(run: RunLog) -> int:
 def sheds(run: RunLog) -> int:
     """Times a tenant's oldest context was dropped (``ContextShed`` outcomes of a ``Shed``); where a cache is
     dropped and its tokens are prefilled again on another rung, that counts as a switch instead."""
-    asked = run.decision_types
-    return sum(asked.get(r.get("decision", -1), "Shed") == "Shed" for r in run.events("ContextShed"))
+    types = run.decision_types
+    return sum(types.get(r.get("decision", -1), "Shed") == "Shed" for r in run.events("ContextShed"))
 
 
 def context_lost_tokens(run: RunLog) -> int:
@@ -324,11 +324,11 @@ def rung_seconds(run: RunLog) -> dict[str, float]:
 
 
 def handoff(run: RunLog) -> dict[str, float | int | None]:
-    """What the switches cost in quality, means over the ``n`` switches that were measured: ``kl`` is
-    KL(native || carried) in nats over the continuation, ``jsd`` the Jensen-Shannon divergence of source and
-    carried on the first token, ``jsd_floor`` the same of source and native, ``recovered_context`` the part of
-    the benefit of the context that was kept (1: all, 0: as if there were none; above 1: by chance the carried
-    cache did better than the native one). ``None``: not measured."""
+    """Handoff quality, means over the ``n`` switches that were measured: ``kl`` is KL(native || transplanted) in
+    nats over the continuation, ``jsd`` the Jensen-Shannon divergence between source and transplanted on the first
+    token, ``jsd_floor`` the same between source and native, ``recovered_context`` the share of the benefit of the
+    context that was kept (1: all, 0: none; above 1: by chance the transplanted cache did better than the native
+    one). ``None``: not measured."""
     measured = [switch.handoff for switch in _switches(run) if switch.handoff is not None]
     means: dict[str, float | int | None] = {}
     for name in HANDOFF_MEASURES:

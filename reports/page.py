@@ -195,7 +195,7 @@ def _switch(attempt: Attempt, switch: SwitchInAnswer) -> SwitchView:
 
 
 def _answers(run: RunLog) -> Iterator[AnswerView]:
-    """Every attempt, by tenant; unfolded is the answer that a person waited for first."""
+    """Every attempt, by tenant; unfolded is the first foreground answer."""
     people = (attempts[-1] for attempts in run.answers.values() if attempts[-1].kind == "foreground")
     awaited = next(people, None)
     for attempts in run.answers.values():

@@ -31,7 +31,8 @@ text { font: 12px system-ui, sans-serif; fill: #646a73 } .name { font-weight: 60
 path { vector-effect: non-scaling-stroke; stroke: none }
 .r0 { fill: #2f6fd6 } .r1 { fill: #12936b } .r2 { fill: #d99a00 } .r3 { fill: #cf5a22 } .r4 { fill: #9a4bb0 }
 .r5 { fill: #5f7488 } .kv { fill: #a9a0de } .scratch { fill: #c3c0b8 } .transient { fill: #d8408a }
-.over { fill: #d1242f } .reading { opacity: .35 } .switching { fill: #1b1d21 } .waiting, .parked { fill: #d9d6cf }
+.over { fill: #d1242f } .reading { opacity: .35 } .prefilling { opacity: .35 }
+.switching { fill: #1b1d21 } .waiting, .parked { fill: #d9d6cf }
 .budget { fill: none; stroke: #1b1d21; stroke-width: 2 } .rule { stroke: #dfdcd4 }
 .kill { stroke: #c5221f; stroke-width: 1.5; stroke-dasharray: 4 3 } .killed { fill: #c5221f; font-weight: 600 }
 """

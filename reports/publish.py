@@ -31,7 +31,7 @@ RUN_ROWS = (
     "killed by the OS",
     "answers finished",
     "tokens lost",
-    "tokens read again",
+    "tokens prefilled again",
     "TTFT p50 / p99",
     "longest pause, foreground",
     "over budget after reaction",

@@ -41,7 +41,7 @@ def kernel_kills(run: RunLog) -> int | None:
 
 
 def victims(run: RunLog) -> list[str]:
-    """Who died by SIGKILL, each as what it was and its process id."""
+    """Processes that died by SIGKILL, each with its kind and its process id."""
     return [f"{record['what']} {record['pid']}" for record in _records(run, "victim")]
 
 
@@ -126,27 +126,28 @@ def signal_ms(run: RunLog) -> Spread:
 
 
 def boundary_ms(run: RunLog) -> Spread:
-    """From the report until the world read it, milliseconds: the token or slice under way comes to its end."""
+    """From the report of the budget until the world read it, milliseconds: the token or slice under way ends first."""
     return _spread(relief.read_ns - relief.reported_ns for relief in reliefs(run))
 
 
 def release_ms(run: RunLog) -> Spread:
-    """From then until the weights were back with the system, milliseconds."""
+    """From when the world read the budget until the weights were back with the system, milliseconds."""
     return _spread(relief.released_ns - relief.read_ns for relief in reliefs(run))
 
 
 def told_to_relief_ms(run: RunLog) -> Spread:
-    """From the report until the weights were back with the system, milliseconds: boundary and release together."""
+    """From the report of the budget until the weights were back with the system, milliseconds: boundary and release
+    together."""
     return _spread(relief.released_ns - relief.reported_ns for relief in reliefs(run))
 
 
 def load_ms(run: RunLog) -> Spread:
-    """What bringing the smaller rung in took, milliseconds, from the release to its being there."""
+    """How long loading the smaller rung took, milliseconds, from the release until it was loaded."""
     return _spread(relief.load_ns for relief in reliefs(run) if relief.load_ns is not None)
 
 
 def transplant_ms(run: RunLog) -> Spread:
-    """What carrying the caches to the smaller rung took after a release, milliseconds, the longest of each time."""
+    """How long transplanting a cache to the smaller rung took after a release, milliseconds; of several the longest."""
     return _spread(relief.transplant_ns for relief in reliefs(run) if relief.transplant_ns is not None)
 
 
@@ -217,9 +218,9 @@ def _spread(durations_ns: Iterable[int]) -> Spread:
 
 
 def _reliefs(run: RunLog) -> Iterator[Relief]:
-    asked: dict[int, list[Record]] = {}
+    decisions_of: dict[int, list[Record]] = {}
     for decision in _records(run, "decision"):
-        asked.setdefault(decision["cause"], []).append(decision)
+        decisions_of.setdefault(decision["cause"], []).append(decision)
     answered = {record["decision"]: record for record in run.records if record.get("kind") == "outcome"}
     read_ns = 0  # a fact counts from when it was reported, and is written when the step under way has ended
     for record in run.records:
@@ -228,7 +229,7 @@ def _reliefs(run: RunLog) -> Iterator[Relief]:
         read_ns = max(read_ns, record["at_ns"])
         if record["type"] != "BudgetChanged":
             continue
-        decisions = asked.get(record["seq"], [])
+        decisions = decisions_of.get(record["seq"], [])
         released = [a for d in decisions if d["type"] == "Release" and (a := answered.get(d["seq"]))]
         if released:
             released_ns = released[-1]["at_ns"]

@@ -145,13 +145,13 @@ class RunLog:
         """Names of the rungs from largest to smallest; rungs the header does not know come last."""
         known = [str(rung["name"]) for rung in _mapping(self.header.get("ladder")).get("rungs", ())]
         used = [token.rung for attempt in self.attempts for token in attempt.tokens]
-        moved = [
-            end
+        switched = [
+            rung
             for attempt in self.attempts
             for switch in attempt.switches
-            for end in (switch.source, switch.dest)
+            for rung in (switch.source, switch.dest)
         ]
-        return tuple(dict.fromkeys([*known, *used, *moved]))
+        return tuple(dict.fromkeys([*known, *used, *switched]))
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
@@ -214,7 +214,7 @@ class _Answers:
         self.latest: dict[str, Attempt] = {}
 
     def open(self, record: Record) -> Attempt:
-        """The open attempt a record speaks of; a tenant that was not announced is taken to arrive with it."""
+        """The open attempt that a record is about; a tenant without an arrival before it arrives with it."""
         attempt = self.latest.get(record["tenant"])
         if attempt is None or attempt.fate is not Fate.OPEN:
             attempt = self.arrive(record)

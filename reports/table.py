@@ -16,7 +16,7 @@ Policy = Mapping[str, Any]  # one policy's part of the summary
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one policy shows in one row; ``alarm`` where it is a harm that should be seen first."""
+    """What one policy shows in one row; ``alarm`` marks a harm that should be seen first."""
 
     text: str
     alarm: bool = False
@@ -91,7 +91,7 @@ _LINES: tuple[Line, ...] = (
     ("Answers", "answers lost", _harm("answers_lost")),
     ("Answers", "tokens delivered", _plain(lambda p: str(p["tokens_out"]))),
     ("Answers", "tokens lost", _harm("tokens_lost")),
-    ("Answers", "tokens read again", _plain(lambda p: str(p["tokens_reread"]))),
+    ("Answers", "tokens prefilled again", _plain(lambda p: str(p["tokens_reread"]))),
     ("Answers", "context lost for good", _harm("context_lost_tokens")),
     ("Latency", "TTFT p50 / p99", _pair("ttft_ms")),
     ("Latency", "ITL p50 / p99", _pair("itl_ms")),
@@ -152,7 +152,7 @@ _REAL_LINES: tuple[Line, ...] = (
     ("Relief", "signal p50 / p99", _spread("signal_ms")),
     ("Relief", "token boundary p50 / p99", _spread("boundary_ms")),
     ("Relief", "release p50 / p99", _spread("release_ms")),
-    ("Relief", "report to relief p50 / p99", _spread("told_to_relief_ms")),
+    ("Relief", "budget reported to relief p50 / p99", _spread("told_to_relief_ms")),
     ("Relief", "then: load p50 / p99", _spread("load_ms")),
     ("Relief", "then: transplant p50 / p99", _spread("transplant_ms")),
 )

@@ -1,7 +1,7 @@
-"""What each tenant, and the process, was doing when: phases with a beginning and an end, read off a run.
+"""What each tenant, and the process, did when: phases with a beginning and an end, derived from a run.
 
 The log says when work was complete. A process works serially, so work began when the work before it was
-complete, or when its tenant was admitted if that was later; a switch says itself how long it took.
+complete, or when its tenant was admitted if that was later; the record of a switch says how long it took.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Doing(StrEnum):
     """What a phase is."""
 
     WAITING = "waiting"  # arrived, not admitted
-    READING = "reading"
+    PREFILLING = "prefilling"
     DECODING = "decoding"
     SWITCHING = "switching"
     PARKED = "parked"
@@ -27,7 +27,7 @@ class Doing(StrEnum):
 
 class TimelinePhase(NamedTuple):
     """Something that went on from ``start_ns`` to ``end_ns``; ``tenant`` is empty for the process itself,
-    ``tokens`` counts those read, decoded or carried."""
+    ``tokens`` counts those prefilled, decoded or taken along in a switch."""
 
     tenant: str
     doing: Doing
@@ -51,9 +51,9 @@ def phases(run: RunLog) -> list[TimelinePhase]:
 
 @dataclass
 class _Follower:
-    """Until when the process was busy, from when each tenant could be served, since when who is parked."""
+    """Until when the process was busy, from when each tenant could be served, since when tenants are parked."""
 
-    load_asked_ns: dict[int, int]
+    load_decided_ns: dict[int, int]
     busy_ns: int = 0
     ready_ns: dict[str, int] = field(default_factory=dict)
     parked_ns: dict[str, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class _Follower:
             case "Unpark" | "TenantFinished" | "TenantCancelled":
                 yield from self._unpark(tenant, at_ns)
             case "PromptRead":
-                yield from self._work(record, Doing.READING, record["tokens"], at_ns)
+                yield from self._work(record, Doing.PREFILLING, record["tokens"], at_ns)
             case "TokensProduced":
                 done_ns = max(record.get("stamps_ns") or (at_ns,))
                 yield from self._work(record, Doing.DECODING, record["count"], done_ns)
@@ -80,14 +80,14 @@ class _Follower:
                 yield from self._unpark(tenant, began_ns)
                 yield TimelinePhase(tenant, Doing.SWITCHING, began_ns, at_ns, record["dest"], record["cells"])
             case "RungLoaded":
-                asked_ns = self.load_asked_ns.get(record.get("decision") or 0, at_ns)
+                decided_ns = self.load_decided_ns.get(record.get("decision") or 0, at_ns)
                 self.busy_ns = at_ns
-                yield TimelinePhase("", Doing.LOADING, asked_ns, at_ns, record["rung"])
+                yield TimelinePhase("", Doing.LOADING, decided_ns, at_ns, record["rung"])
             case "ProcessKilled":
                 yield from self.unpark_all(at_ns)
 
     def unpark_all(self, at_ns: int) -> Iterator[TimelinePhase]:
-        """End whatever is still parked."""
+        """End the phases of all tenants that are still parked."""
         for tenant in list(self.parked_ns):
             yield from self._unpark(tenant, at_ns)
 

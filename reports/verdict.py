@@ -61,7 +61,7 @@ def _headline(policy: Mapping[str, Any]) -> str:
 
 def _sentences(policy: Mapping[str, Any], run: RunLog, violations: int) -> Iterator[str]:
     if not policy["log_complete"]:
-        yield "The log breaks off: the numbers cover what was written."
+        yield "The log breaks off: the numbers cover the part that was written."
     if violations:
         yield f"{formatting.count(violations, 'invariant')} did not hold."
     if _nothing_ran(policy):

@@ -134,7 +134,7 @@ def test_lanes_pale_what_was_lost() -> None:
 def test_work_begins_when_the_work_before_it_was_complete() -> None:
     found = [phase for phase in phases(survivor().run()) if phase.tenant]
     assert found == [
-        TimelinePhase("chat", Doing.READING, 100 * MS, 150 * MS, "tier0", 9),
+        TimelinePhase("chat", Doing.PREFILLING, 100 * MS, 150 * MS, "tier0", 9),
         TimelinePhase("chat", Doing.DECODING, 150 * MS, 300 * MS, "tier0", 3),
         TimelinePhase("chat", Doing.SWITCHING, 360 * MS, 400 * MS, "tier1", 10),
         TimelinePhase("chat", Doing.DECODING, 400 * MS, 500 * MS, "tier1", 2),
@@ -171,7 +171,7 @@ def test_trace_has_tracks_counters_slices_and_instants() -> None:
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names == {"process", "chat"}
     slices = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["tid"] == 1]
-    assert slices[0] == ("reading tier0", 100_000, 50_000)
+    assert slices[0] == ("prefilling tier0", 100_000, 50_000)
     assert ("switching tier1", 360_000, 40_000) in slices
     counters = [e["args"] for e in events if e["ph"] == "C"]
     assert counters[0] == {"budget": 1000, "usage": 640}
