@@ -18,6 +18,7 @@ from molt.jobs import job
 from molt.jobs.options import AsJson, LadderName, OutFolder, ProfileName, ScenarioPath, Seed
 from molt.program import option, run_command
 from molt.units import format_size, parse_size
+from molt.worlds.refusals import Refusals
 from realproc.kernel.signals import SIGNALS
 from realproc.supervisor.real_run import (
     MAPPED,
@@ -107,12 +108,15 @@ def command(
     chosen = [c for c in contenders(run, mapped=not no_cgroup) if not wanted or c.name in wanted]
     folder = job.new_folder(out, run.scenario.name)
     done, violations = [], 0
+    refused: list[Refusals] = []
     for contender in chosen:
         print(f"{contender.name}: begins", file=sys.stderr)
         (folder / contender.name).mkdir()
         try:
             with breach_in_a_line():
-                violations += len(run_contender(run, contender, setting, folder / contender.name))
+                found, refusals = run_contender(run, contender, setting, folder / contender.name)
+            violations += len(found)
+            refused.append(refusals)
         except InputError as refusal:
             if contender.name != MAPPED or wanted:
                 raise
@@ -125,6 +129,9 @@ def command(
     print(f"results in {folder}", file=sys.stderr)
     if violations:
         print(f"{violations} violations; see summary.json", file=sys.stderr)
+    for one in (refusals for refusals in refused if refusals.refused):
+        print(f"molt: policy {one.policy!r}: {one.refused} of {one.asked} plans were refused", file=sys.stderr)
+    if violations or any(refusals.failed for refusals in refused):
         raise typer.Exit(1)
 
 

@@ -352,6 +352,8 @@ def _failure(
     if world.violations:
         first = world.violations[0]
         return f"{first['invariant']} at {first['at_ns']} ns: {first['detail']}"
+    if world.refusals.mistakes:
+        return world.refusals.line()
     if any(record.get("type") == "ProcessKilled" for record in records):
         return "killed"
     if not same:

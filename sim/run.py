@@ -29,6 +29,7 @@ from molt.jobs.options import AsJson, LadderName, OutFolder, ProfileName, Scenar
 from molt.jobs.scenario import PolicySpec
 from molt.program import run_command
 from molt.units import show_duration
+from molt.worlds.refusals import Refusals
 from sim import recorded_memory
 from sim.world import SimulatedWorld
 
@@ -53,10 +54,11 @@ class SimulationJob(job.Job):
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run left behind: wall seconds of the simulation loops alone, and every violation."""
+    """What a run left behind: wall seconds of the simulation loops alone, violations, and each policy's refusals."""
 
     loop_s: float = 0.0
     violations: list[dict[str, Any]] = field(default_factory=list)
+    refusals: list[Refusals] = field(default_factory=list)
 
 
 def prepare(
@@ -113,6 +115,7 @@ def simulate(
             outcome.loop_s += time.perf_counter() - begin
         on_progress(policy.name, run.scenario.horizon_ns)
         outcome.violations += world.violations
+        outcome.refusals.append(world.refusals)
     return outcome
 
 
@@ -223,6 +226,9 @@ def command(
             f"{first['invariant']}: {first['detail']}",
             file=sys.stderr,
         )
+    for line in filter(None, (refusals.line() for refusals in outcome.refusals)):
+        print(f"molt: {line}", file=sys.stderr)
+    if outcome.violations or any(refusals.failed for refusals in outcome.refusals):
         raise typer.Exit(1)
 
 

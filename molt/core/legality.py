@@ -17,7 +17,7 @@ class Refusal:
 
     rule: str
     reason: str
-    place: str = ""
+    place: str | None = None
 
 
 def plan_is_well_formed(state: State, plan: object, ladder: Ladder) -> str | None:

@@ -115,7 +115,7 @@ def _raised(error: Exception) -> Refusal:
     except Exception:
         said = type(error).__name__
     reason = "".join(char if char.isprintable() else " " for char in said[:_REASON_CHARS_MAX])
-    place, trace = "", error.__traceback__
+    place, trace = None, error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith(_CORE):
@@ -124,7 +124,7 @@ def _raised(error: Exception) -> Refusal:
     return Refusal("decide_succeeds", reason, place)
 
 
-def _defined_at(policy: Policy) -> str:
-    """Where a policy's ``decide`` is defined; empty where that cannot be seen."""
+def _defined_at(policy: Policy) -> str | None:
+    """Where a policy's ``decide`` is defined; ``None`` where that cannot be seen."""
     code = getattr(getattr(type(policy), "decide", None), "__code__", None)
-    return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

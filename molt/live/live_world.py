@@ -12,6 +12,7 @@ Rules of this world, beside those of every world (``molt/worlds/base_world.py``)
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections import Counter
@@ -28,12 +29,14 @@ from molt.core.engine_protocol import Engine, EngineDied, LoadError, Request
 from molt.core.events import TenantKind
 from molt.core.healing import chunk
 from molt.core.ladder import Ladder
+from molt.core.legality import Refusal
 from molt.core.turns import SLICE_NS_MAX, DecodeStep, LoadStep, PrefillStep, SwitchStep
 from molt.core.view import Policy
 from molt.formats.log import Log, plain
 from molt.live.remote import RemoteEngine
 from molt.work import Unfinished
 from molt.worlds.base_world import RunningTenant, T, Wait, World
+from molt.worlds.refusals import refusal_line
 
 LOOK_NS = 200_000_000
 """How often an idle world looks whether its engine still lives."""
@@ -135,6 +138,7 @@ class LiveWorld(World):
         self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
         self._names: set[str] = set()
         self._failures: Counter[str] = Counter()
+        self._reported_refusals: set[tuple[str, str | None]] = set()
         self._lock = threading.Lock()
         self._stopped: _Stop | None = None
         self._words.put(_Budget(0, budget_bytes))
@@ -387,6 +391,13 @@ class LiveWorld(World):
             self._finished(step.tenant, decoded.finish)
 
     # Who listens, and the books.
+
+    def _on_refusal(self, at_ns: int, refusal: Refusal) -> None:
+        """The user reads of each mistake once; the world goes on with what it holds."""
+        if (refusal.rule, refusal.place) not in self._reported_refusals:
+            self._reported_refusals.add((refusal.rule, refusal.place))
+            with suppress(OSError, ValueError):  # stderr is closed
+                print(f"molt: {refusal_line(self._policy.name, at_ns, refusal)}", file=sys.stderr)
 
     def _report(self, event: e.AnyEvent) -> None:
         self._listen(event)

@@ -25,6 +25,7 @@ from molt.core.costs import CostModel
 from molt.core.engine_protocol import Destination, Engine, Request, SpillError, SwitchError
 from molt.core.invariants import violations
 from molt.core.ladder import Ladder, RouteKind
+from molt.core.legality import Refusal
 from molt.core.scheduler import Scheduler
 from molt.core.state import Phase, State
 from molt.core.turns import DecodeStep, LoadStep, PrefillStep, RestoreStep, Step, SwitchStep
@@ -33,6 +34,7 @@ from molt.formats.log import Log
 from molt.worlds.checkers import disagreements
 from molt.worlds.conductor import Conductor
 from molt.worlds.memory_books import MemoryBooks
+from molt.worlds.refusals import Refusals
 
 T = TypeVar("T")
 Wait: TypeAlias = Generator[Any, Any, T]
@@ -101,7 +103,7 @@ class World(ABC):
         self._engine = engine
         self._log = log
         self._scheduler = Scheduler(ladder, believed or costs, policy)
-        self._conductor = Conductor(self._scheduler, log, self._enqueue)
+        self._conductor = Conductor(self._scheduler, log, self._enqueue, self._on_refusal)
         self._memory = MemoryBooks(self._memory_changed)
         self._budget_bytes = 0
         self._guests: dict[str, RunningTenant] = {}
@@ -113,6 +115,14 @@ class World(ABC):
         self._deadline_ns: int | None = None
         self._alive = True
         self.violations: list[dict[str, Any]] = []
+
+    @property
+    def refusals(self) -> Refusals:
+        """What was refused of the policy's plans."""
+        return self._conductor.refusals
+
+    def _on_refusal(self, at_ns: int, refusal: Refusal) -> None:  # noqa: B027
+        """A plan was refused, for another reason than the one before."""
 
     # What differs from world to world.
 

@@ -30,6 +30,7 @@ from molt.live.live_world import LiveWorld
 from molt.live.remote import ChildSpec
 from molt.paths import cache_folder
 from molt.units import MIB, show_size
+from molt.worlds.refusals import Refusals
 from realproc.kernel.guard import BreachError
 from realproc.kernel.pressure import Allocator, AllocatorSpec, targets_for
 from realproc.supervisor.confinement import Confinement, confine
@@ -94,8 +95,10 @@ def contenders(run: Job, *, mapped: bool) -> list[Contender]:
     return found
 
 
-def run_contender(run: Job, contender: Contender, setting: Setting, folder: Path) -> list[dict[str, Any]]:
-    """Run one contender, with a log in ``folder``; returns the violations.
+def run_contender(
+    run: Job, contender: Contender, setting: Setting, folder: Path
+) -> tuple[list[dict[str, Any]], Refusals]:
+    """Run one contender, with a log in ``folder``; returns the violations, and what was refused of the policy's plans.
 
     Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped, as when the disk is full.
     """
@@ -113,7 +116,7 @@ def run_contender(run: Job, contender: Contender, setting: Setting, folder: Path
             budget_bytes=processes.reported_bytes, listen=step_times.on_record,
         )  # fmt: skip
         run_scenario(run, processes, world, log, step_times, setting.signal)
-    return world.violations
+    return world.violations, world.refusals
 
 
 @contextmanager

@@ -96,6 +96,7 @@ def test_a_mistake_is_a_refusal_in_one_line(name: str) -> None:
     assert word in made.refusal.reason
     assert made.refusal.reason.isprintable()
     assert len(made.refusal.reason) < 500
+    assert made.refusal.place is not None
     file, _, line = made.refusal.place.rpartition(":")
     assert Path(file) == Path(__file__)
     assert int(line) > 0
@@ -109,6 +110,7 @@ def test_the_line_is_the_last_one_that_is_the_policys_own() -> None:
     policy.mistake.append(PLANLESS["in the view"][0])
     made.handle(e.BudgetChanged(at_ns=3 * S, budget_bytes=50 * MIB))
     assert made.refusal is not None
+    assert made.refusal.place is not None
     line = int(made.refusal.place.rpartition(":")[2])
     assert "view.fits" in Path(__file__).read_text(encoding="utf-8").splitlines()[line - 1]
 
