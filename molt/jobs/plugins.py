@@ -14,17 +14,22 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from molt import units
 from molt.core.view import PROMISES, Policy
 from molt.errors import InputError
+from molt.paths import IMPORT_ROOT
 
 GROUP = "molt.policies"
+TEXT_CHARS_MAX = 300
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_NOT_THE_PLUGIN = ("<frozen ", str(Path(importlib.__file__).parent), str(IMPORT_ROOT / "molt"), "<string>")
+T = TypeVar("T")
 
 
 def known_policies() -> tuple[str, ...]:
@@ -40,8 +45,10 @@ def make_policy(name: str, params: Mapping[str, object]) -> Policy:
     build: Any = policy_class
     try:
         return build(**arguments)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"policy {name!r}: {error}") from error
+    except (TypeError, ValueError) as error:  # parameters that it refuses
+        raise InputError(f"policy {name!r}: {in_a_line(str(error))}") from error
+    except Exception as error:
+        raise InputError(f"policy {name!r}: {said_by(error)}") from error
 
 
 def _check_contract(name: str, policy_class: Any) -> None:
@@ -70,14 +77,35 @@ def _policy_class(name: str) -> Any:
         module, _, attribute = name.partition(":")
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        try:
-            return getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # the module is the user's: whatever it raises is what is wrong with it
-            raise InputError(f"policy {name!r}: {type(error).__name__}: {error}") from error
+        return loaded(f"policy {name!r}", lambda: getattr(importlib.import_module(module), attribute))
     installed = _installed()
     if name not in installed:
         raise InputError(f"policy {name!r}: unknown, {_nearest(name, list(installed))}")
-    return installed[name].load()
+    return loaded(f"policy {name!r}", installed[name].load)
+
+
+def loaded(what: str, load: Callable[[], T]) -> T:
+    """What a plug-in's module gives; ``InputError`` in one line for whatever it raises: the module is the user's."""
+    try:
+        return load()
+    except (Exception, SystemExit) as error:
+        raise InputError(f"{what}: {said_by(error)}") from error
+
+
+def said_by(error: BaseException) -> str:
+    """An exception of a plug-in in one line, with the file and line of the plug-in's that it came from, if any."""
+    place = f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) and error.filename else None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(_NOT_THE_PLUGIN) and not isinstance(error, SyntaxError):
+            place = f"{frame.filename}:{frame.lineno}"
+    reason = error.msg if isinstance(error, SyntaxError) else error
+    said = in_a_line(f"{type(error).__name__}: {reason}")
+    return said if place is None else f"{said} ({place})"
+
+
+def in_a_line(text: str) -> str:
+    """A text of others as one printable line of moderate length."""
+    return "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX])
 
 
 @functools.cache

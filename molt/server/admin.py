@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Coroutine
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
@@ -17,6 +18,7 @@ from molt import units
 from molt.core.ladder import Ladder
 from molt.errors import InputError
 from molt.formats.yaml_file import nearest
+from molt.jobs.plugins import loaded, said_by
 from molt.jobs.trace import Budget, BudgetStep, Trace, read_csv, trace_of
 from molt.server.body import read_body
 from molt.server.bridge import Bridge
@@ -28,6 +30,9 @@ FOLLOWERS = "molt.followers"
 """The group of entry points with the followers."""
 
 FOLLOW_S = 0.05
+REPORTS_MAX = 5
+"""Different mistakes of a follower that are reported on stderr."""
+
 DEAD_BAND = 64
 """A followed budget is passed on when it has changed by more than one part in this many: readings are noisy."""
 
@@ -49,7 +54,7 @@ def make_follower(name: str) -> Follower:
     known = known_followers()
     if name not in known:
         raise InputError(f"{name!r} is no source of a budget; {nearest(name, (MANUAL, *known))}")
-    return known[name].load()()
+    return loaded(f"follower {name!r}", lambda: known[name].load()())
 
 
 def shipped_traces() -> dict[str, Path]:
@@ -90,7 +95,7 @@ class Budgeting:
 
     def follow(self, name: str, follower: Follower) -> None:
         """The budget that a follower reads from the machine, from now on."""
-        self._replace(name, self._followed(follower))
+        self._replace(name, self._followed(name, follower))
 
     def _replace(self, source: str, work: Coroutine[Any, Any, None] | None) -> None:
         if self._task is not None:
@@ -106,10 +111,22 @@ class Budgeting:
             self._bridge.set_budget(budget_bytes)
         self.source = MANUAL
 
-    async def _followed(self, follower: Follower) -> None:
+    async def _followed(self, name: str, follower: Follower) -> None:
+        reported: set[str] = set()
         while True:
-            with contextlib.suppress(OSError):  # a file that is gone for a moment: read again next time
+            try:
                 wanted = self._wanted(follower)
+            except OSError:
+                pass  # a file that is gone for a moment: read again next time
+            except Exception as error:  # it may be a plug-in's; the last budget stays in force
+                if (said := said_by(error)) not in reported and len(reported) < REPORTS_MAX:
+                    reported.add(said)
+                    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+                        print(
+                            f"molt: follower {name!r}: {said}; the last budget stays in force",
+                            file=sys.stderr,
+                        )
+            else:
                 now = self._bridge.budget_bytes
                 if abs(wanted - now) * DEAD_BAND > now:
                     self._bridge.set_budget(wanted)
@@ -118,7 +135,10 @@ class Budgeting:
     def _wanted(self, follower: Follower) -> int:
         """The follower's budget; it cannot rise while a rung is loading, whose memory is counted but not yet in use."""
         held = self._bridge.holdings
-        wanted = max(1, follower.budget_bytes(held.usage_bytes))
+        read = follower.budget_bytes(held.usage_bytes)
+        if not isinstance(read, int) or isinstance(read, bool):
+            raise TypeError(f"budget_bytes gives {read!r}, not a whole number of bytes")
+        wanted = min(max(1, read), units.QUANTITY_MAX)
         return min(wanted, self._bridge.budget_bytes) if held.parts.get("transient") else wanted
 
 
