@@ -87,7 +87,7 @@ def _facts(table: Table) -> dict[str, str]:
         "threads": str(origin.threads),
         "versions": ", ".join(f"{name} {version}" for name, version in origin.versions.items()),
         "seed": str(origin.seed),
-        "islands": f"first {table.islands[0]}, last {table.islands[1]} tokens read natively",
+        "islands": f"first {table.islands[0]}, last {table.islands[1]} tokens prefilled by the destination",
     }
     if not isinstance(table, SwitchCost):
         facts["documents"] = (

@@ -51,43 +51,42 @@ def dials(
 ) -> tuple[list[CacheRecipe], list[LeftOut]]:
     """The rows of one route."""
     dest, shape = loaded.rung(route.dest), loaded.spec.rung(route.dest).shape
-    case_of_route = route_case(loaded, route, settings)
+    on_route = route_case(loaded, route, settings)
     basis = [
         references(dest, shape, settings.context)[0],
         controls(dest, shape, settings.context)[0],
-        case_of_route.recipe(FULL, settings.islands, kind="mechanism"),
-        *island_dials(case_of_route),
+        on_route.recipe(FULL, settings.islands, kind="mechanism"),
+        *island_dials(on_route),
     ]
     try:
-        return [*basis, *_map_dials(loaded, route, case_of_route, progress)], []
+        return [*basis, *_map_dials(loaded, route, on_route, progress)], []
     except baseline_maps.Unfit as why:
         return basis, [LeftOut(row="dials of the map", why=str(why))]
 
 
-def island_dials(case_of_route: RouteCase) -> list[CacheRecipe]:
+def island_dials(on_route: RouteCase) -> list[CacheRecipe]:
     """More and fewer tokens at either end, as far as the context goes."""
-    first, last = case_of_route.islands.first, case_of_route.islands.last
+    first, last = on_route.islands.first, on_route.islands.last
     pairs = [*((dial, last) for dial in FIRST), *((first, dial) for dial in LAST)]
     chosen = [
         Islands(*pair)
         for pair in dict.fromkeys(pairs)
-        if pair != (first, last) and sum(pair) < case_of_route.cells
+        if pair != (first, last) and sum(pair) < on_route.cells
     ]
     return [
-        case_of_route.recipe(f"islands: first {islands.first}, last {islands.last}", islands)
-        for islands in chosen
+        on_route.recipe(f"islands: first {islands.first}, last {islands.last}", islands) for islands in chosen
     ]
 
 
 def _map_dials(
-    loaded: LoadedLadder, route: Route, case_of_route: RouteCase, progress: Progress
+    loaded: LoadedLadder, route: Route, on_route: RouteCase, progress: Progress
 ) -> list[CacheRecipe]:
     sums = baseline_maps.collect(loaded, route, progress=progress)
     rotated = baseline_maps.collect(loaded, route, rotated=True, progress=progress).solve()
     rows = sums.rows
     maps = {f"fitted here: as shipped, {rows} rows": sums.solve()}
     for count in SOURCES_DIAL:
-        if count < case_of_route.source.layout.layers:
+        if count < on_route.source.layout.layers:
             maps[f"fitted here: {count} source layer{'s' * (count > 1)}"] = sums.solve(count)
     for rank in RANKS:
         maps[f"fitted here: shared by all layers, rank {rank}"] = sums.solve_shared(rank)
@@ -100,8 +99,8 @@ def _map_dials(
         few = baseline_maps.collect(loaded, route, rows=fewer, progress=progress)
         maps[f"fitted here: {few.rows} rows"] = few.solve()
     return [
-        *(case_of_route.recipe(name, case_of_route.islands, kv_map) for name, kv_map in maps.items()),
+        *(on_route.recipe(name, on_route.islands, kv_map) for name, kv_map in maps.items()),
         CacheRecipe(
-            "fitted here: keys left rotated", "without", lambda case: composed(case_of_route, case, rotated)
+            "fitted here: keys left rotated", "without", lambda case: composed(on_route, case, rotated)
         ),
     ]

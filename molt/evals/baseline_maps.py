@@ -2,8 +2,8 @@
 keys left rotated.
 
 They are compared with a full map fitted on the same rows, never with the shipped one. What all of them are solved
-from is one matrix of sums; where that is large, ``Unfit`` says so, for fitting is no matter of seconds there.
-The regression of single layers is written down a second time here, in its plainest form: every column beside every
+from is one matrix of sums; where that is large, fitting takes more than seconds, and ``Unfit`` is raised.
+The regression of single layers is written a second time here, in its plainest form: every column beside every
 other.
 """
 
@@ -166,7 +166,9 @@ def collect(
     source, dest = (loaded.rung(name) for name in names)
     width = sum(one.layout.layers * columns_per_layer(one.layout) for one in (source, dest)) + dest.hidden
     if (size := width**2 * torch.float64.itemsize) > SUMS_BYTES_MAX:
-        raise Unfit(f"fitting maps for comparison takes sums of {size / 2**30:.1f} GiB here, not in passing")
+        raise Unfit(
+            f"fitting maps for comparison takes sums of {size / 2**30:.1f} GiB: too many for a comparison"
+        )
     sums: Sums | None = None
     what = f"fitting for comparison{', keys rotated' * rotated}{', within windows' * within}"
     for ids in _windows(read_tokenizer(loaded.spec.tokenizer)):

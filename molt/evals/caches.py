@@ -1,8 +1,8 @@
-"""Every cache that is judged: the destination's own, the controls that must do worse, the mechanism, and the
-mechanism with one part of it taken away.
+"""Every cache that is judged: the destination's own, the controls that must do worse, the transplant, and the
+transplant with one part of it taken away.
 
-Controls are made from the destination's own cache where they can be, so that nothing but the thing they take
-away is missing. A permutation that K and V share is no control, since attention does not look at the order of
+Controls are made from the destination's own cache where they can be, so that only the part they take away is
+missing. A permutation that K and V share is no control, since attention does not look at the order of
 the cells; K and V are therefore shuffled one at a time, as contents: a shuffled key has the position of the cell
 it moved to.
 """
@@ -28,7 +28,7 @@ from molt.kv.kv_state import KVState
 from molt.kv.loaded_rung import LoadedRung
 from molt.kv.project import KVMap, project
 from molt.kv.transplant import Islands, carry, transplant
-from molt.models.flops import read_flops
+from molt.models.flops import prefill_flops
 from molt.models.model_config import ModelShape
 
 OWN = "own cache (floor)"
@@ -53,7 +53,7 @@ class SwitchCase:
     seed: int
 
     @property
-    def read(self) -> tuple[int, ...]:
+    def prefilled(self) -> tuple[int, ...]:
         """The tokens that have cells."""
         return self.text.known[:-1]
 
@@ -64,7 +64,7 @@ class SwitchCase:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CacheRecipe:
-    """One row: how its cache is made, and what that costs; ``flops`` is nothing for a control.
+    """One row: how its cache is made, and what that costs; ``flops`` is ``None`` where no switch would make it.
 
     ``whose`` names the rung whose cache it is, ``predict`` is how that rung goes on with it.
     """
@@ -130,14 +130,14 @@ class RouteCase:
 
 
 def references(dest: LoadedRung, shape: ModelShape, cells: int) -> list[CacheRecipe]:
-    """The destination's own cache, under the three names by which it is known, and the source going on."""
+    """The destination's own cache, under three names, and the source going on without a switch."""
     return [
         CacheRecipe(OWN, "reference", lambda case: case.own),
         CacheRecipe(
             "restart: re-read",
             "reference",
-            lambda case: dest.read_afresh(case.read),
-            read_flops(shape, cells),
+            lambda case: dest.read_afresh(case.prefilled),
+            prefill_flops(shape, cells),
         ),
         CacheRecipe("always small from the start", "reference", lambda case: case.own),
         CacheRecipe("source, no switch", "reference", lambda case: case.source, whose="source"),
@@ -145,7 +145,7 @@ def references(dest: LoadedRung, shape: ModelShape, cells: int) -> list[CacheRec
 
 
 def controls(dest: LoadedRung, shape: ModelShape, cells: int) -> list[CacheRecipe]:
-    """Caches that must do worse; what does not notice them measures nothing."""
+    """Caches that must do worse; a measure that does not show it measures nothing."""
     last = min(LAST_TOKENS, cells)
     return [
         CacheRecipe(NOTHING, "control", lambda case: dest.empty_cache(0), 0),
@@ -161,19 +161,19 @@ def controls(dest: LoadedRung, shape: ModelShape, cells: int) -> list[CacheRecip
         CacheRecipe(
             f"last {last} tokens only, native",
             "control",
-            lambda case: alone(dest, case.read, 0, last),
-            read_flops(shape, last),
+            lambda case: alone(dest, case.prefilled, 0, last),
+            prefill_flops(shape, last),
         ),
     ]
 
 
-def alone(dest: LoadedRung, read: Sequence[int], first: int, last: int) -> PreallocatedCache:
-    """The first and the last tokens read natively, at their positions, with nothing between them."""
-    first = min(first, len(read))
-    last = min(last, len(read) - first)
+def alone(dest: LoadedRung, known: Sequence[int], first: int, last: int) -> PreallocatedCache:
+    """The first and the last tokens prefilled natively, at their positions, with nothing between them."""
+    first = min(first, len(known))
+    last = min(last, len(known) - first)
     cache = dest.empty_cache(first + last)
-    dest.read(cache, read[:first], 0)
-    dest.read(cache, read[len(read) - last :], len(read) - last)
+    dest.read(cache, known[:first], 0)
+    dest.read(cache, known[len(known) - last :], len(known) - last)
     return cache
 
 
@@ -204,7 +204,7 @@ def _shuffled(dest: LoadedRung, case: SwitchCase, *, keys: bool) -> Preallocated
 
 
 def mechanism_recipes(route: RouteCase) -> list[CacheRecipe]:
-    """The mechanism, and what is left of it without each of its parts."""
+    """The transplant, and the transplant without each of its parts."""
     islands = route.islands
     recipes = [
         route.recipe(FULL, islands, kind="mechanism"),
@@ -215,8 +215,9 @@ def mechanism_recipes(route: RouteCase) -> list[CacheRecipe]:
         CacheRecipe(
             "no map: islands alone",
             "without",
-            lambda case: alone(route.dest, case.read, islands.first, islands.last),
-            read_flops(route.shape, islands.first) + read_flops(route.shape, islands.last, islands.first),
+            lambda case: alone(route.dest, case.prefilled, islands.first, islands.last),
+            prefill_flops(route.shape, islands.first)
+            + prefill_flops(route.shape, islands.last, islands.first),
         ),
         CacheRecipe(
             "no RoPE sandwich, same map",
@@ -240,7 +241,7 @@ def mechanism_recipes(route: RouteCase) -> list[CacheRecipe]:
 
 
 def healings(route: RouteCase) -> list[CacheRecipe]:
-    """The mechanism while it heals, and the cache in which that ends."""
+    """The transplanted cache while it heals, and once it is healed."""
     full, settled = route.recipe(FULL, route.islands).make, route.islands.first
 
     def healing(
@@ -248,25 +249,25 @@ def healings(route: RouteCase) -> list[CacheRecipe]:
     ) -> Predictions:
         return predict_healing(dest, cache, text, side, settled)
 
-    on_the_way = CacheRecipe(HEALING, "mechanism", full, predict=healing)
+    while_healing = CacheRecipe(HEALING, "mechanism", full, predict=healing)
     at_the_end = CacheRecipe(
         HEALED, "mechanism", lambda case: healed(route.dest, full(case), case.text, settled)
     )
-    return [on_the_way, at_the_end] if route.heals else [on_the_way]
+    return [while_healing, at_the_end] if route.heals else [while_healing]
 
 
 def composed(route: RouteCase, case: SwitchCase, kv_map: KVMap) -> PreallocatedCache:
-    """A transplant whose map sees and gives keys as if they had no position."""
+    """A transplant whose map takes and gives keys as they are rotated, with nothing un-rotated."""
     dest, cells = route.dest, case.source.cells
     head = min(route.islands.first, cells)
     tail = max(head, cells - route.islands.last)
     cache = dest.empty_cache(cells)
-    dest.read(cache, case.read[:head], 0)
+    dest.read(cache, case.prefilled[:head], 0)
     state = case.source.export(head, tail)
-    inputs = dest.read_below(cache, case.read[head:tail], range(head, tail), kv_map.native_layers)
+    inputs = dest.read_below(cache, case.prefilled[head:tail], range(head, tail), kv_map.native_layers)
     mapped = project(kv_map, state, inputs, flat(route.source.rope), flat(dest.rope))
     cache.append(mapped, first_layer=kv_map.native_layers)
-    dest.read(cache, case.read[tail:], tail)
+    dest.read(cache, case.prefilled[tail:], tail)
     return cache
 
 

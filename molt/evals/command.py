@@ -106,7 +106,7 @@ def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_m
                 routes,
                 texts,
                 settings,
-                command=_spoken(),
+                command=_command_line(),
                 documents_from=documents_from,
                 gates=gates,
                 progress=progress,
@@ -172,7 +172,7 @@ def drift_command(
             paths,
             texts,
             settings,
-            command=_spoken(),
+            command=_command_line(),
             documents_from=documents_from,
             gates=gates,
             between=between,
@@ -209,7 +209,7 @@ def switch_cost_command(
             found,
             settings,
             ids,
-            command=_spoken(),
+            command=_command_line(),
             longest=longest,
             repeats=repeats,
             progress=progress,
@@ -233,7 +233,7 @@ def _passed(
 
 
 def _place(out: Path | None, name: str, ladder: str) -> Path:
-    """Where a table will be saved; what cannot be written is refused before anything is measured."""
+    """The file that a table will be saved to; one that cannot be written is refused before anything is measured."""
     path = out or Path("runs") / f"{name}-{Path(ladder).stem}.json"
     if path.is_dir():
         raise InputError(f"--out: {path} is a folder; give a file")
@@ -253,8 +253,8 @@ def _finish(table: Table, path: Path, as_json: bool) -> None:
     print(f"saved: {path}", file=sys.stderr)
 
 
-def _spoken() -> str:
-    """The command as it was given, but for where it saves: that changes no figure."""
+def _command_line() -> str:
+    """The command as it was given, without ``--out``, which changes no figure."""
     words: list[str] = []
     skipped = False
     for word in sys.argv[1:]:

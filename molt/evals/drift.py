@@ -1,6 +1,6 @@
-"""The table of repeated switches: whether errors add up when a cache crosses again and again.
+"""The table of repeated switches: whether errors add up when a cache is transplanted again and again.
 
-Between two switches the document goes on, read by the rung whose turn it is. Right after each switch the cache is
+Between two switches the document goes on, prefilled by the rung whose turn it is. Right after each switch the cache is
 judged against the destination's own cache of everything so far, beside a single switch at the same place from
 the source's own cache: what the switches before have added is the difference.
 """
@@ -36,15 +36,15 @@ class _Stage:
 def journeys(
     found: Sequence[Route], source: str | None = None, dest: str | None = None
 ) -> list[tuple[str, ...]]:
-    """There, back and there again, for every pair of rungs that has both ways, in the order of the routes.
+    """There, back and there again, for every pair of rungs with routes in both directions, in the order of the routes.
 
     ``source`` and ``dest`` limit it to pairs that begin and end so.
     """
-    ways = [(route.source, route.dest) for route in found]
+    known = [(route.source, route.dest) for route in found]
     pairs: list[tuple[str, str]] = []
-    for pair in ways:
+    for pair in known:
         is_asked = source in (None, pair[0]) and dest in (None, pair[1])
-        if is_asked and pair[::-1] in ways and pair[::-1] not in pairs:
+        if is_asked and pair[::-1] in known and pair[::-1] not in pairs:
             pairs.append(pair)
     return [tuple(pair[step % 2] for step in range(SWITCHES + 1)) for pair in pairs]
 
@@ -96,7 +96,7 @@ def _follow(
         source, dest = loaded.rung(stage.route.source), loaded.rung(stage.route.dest)
         side = source_side(source, now)
         own = dest.read_afresh(now.known[:-1])
-        by = reference_predictions(predict(dest, own, now, side), side)
+        against = reference_predictions(predict(dest, own, now, side), side)
         cache = switched(loaded, stage.route, cache, now.known, settings)
         single = switched(loaded, stage.route, side.cache, now.known, settings)
         for scores, found in (
@@ -105,7 +105,7 @@ def _follow(
             (stage.carried, cache),
             (stage.single, single),
         ):
-            scores.append(score(predict(dest, found, now, side), by))
+            scores.append(score(predict(dest, found, now, side), against))
         cache = cache.fork(spare=between)
         dest.read(cache, ids[known - 1 : known - 1 + between], known - 1)
         known += between

@@ -1,7 +1,7 @@
 """The table of one switch: every cache that the destination could go on with, on the same documents, route by route.
 
 The order of work is document by document, so that nothing of a document stays in memory but its figures; what
-the source says of it is worked out once for all routes that leave it.
+the source predicts is computed once for all routes from it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from molt.evals.setup import (
 )
 from molt.evals.statistics import summarise
 from molt.kv.cache import PreallocatedCache
-from molt.models.flops import read_flops
+from molt.models.flops import prefill_flops
 
 GATE_TOKENS = 128
 """Most tokens of the text that the gates are checked on."""
@@ -147,14 +147,14 @@ def _judge(loaded: LoadedLadder, plan: RoutePlan, case: SwitchCase, side: Source
     truth = case.own if judged == plan.route.dest else case.source
     reference = predict(loaded.rung(judged), truth, case.text, side)
     rungs = {"source": loaded.rung(plan.route.source), "dest": loaded.rung(plan.route.dest)}
-    by = reference_predictions(reference, side)
+    against = reference_predictions(reference, side)
     for recipe in plan.recipes:
         begin = time.perf_counter()
         cache = recipe.make(case)
         stall_ms = 1e3 * (time.perf_counter() - begin)
         is_reference = cache is truth
         found = reference if is_reference else recipe.predict(rungs[recipe.whose], cache, case.text, side)
-        plan.scores.setdefault(recipe.name, []).append(score(found, by))
+        plan.scores.setdefault(recipe.name, []).append(score(found, against))
         plan.stalls_ms.setdefault(recipe.name, []).append(stall_ms)
 
 
@@ -170,7 +170,7 @@ def _table(loaded: LoadedLadder, plan: RoutePlan, settings: Settings) -> RouteTa
         dest=route.dest,
         route="carry" if route.kind == RouteKind.CARRY else "project",
         judged_against=judged_against(loaded, route),
-        reread_flops=read_flops(shape, settings.context),
+        reread_flops=prefill_flops(shape, settings.context),
         map=map_facts(loaded, route) if route.kind == RouteKind.PROJECT else None,
         rows=[_row(plan, recipe, settings) for recipe in plan.recipes],
         left_out=plan.left_out,
@@ -198,14 +198,14 @@ def _row(plan: RoutePlan, recipe: CacheRecipe, settings: Settings) -> JudgedRow:
 def all_recipes(
     loaded: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
 ) -> tuple[list[CacheRecipe], list[LeftOut]]:
-    """Every row that a handoff table must have, and those that cannot be had here."""
+    """Every row that a handoff table must have, and those that cannot be made here."""
     dest, shape = loaded.rung(route.dest), loaded.spec.rung(route.dest).shape
     basis = [*references(dest, shape, settings.context), *controls(dest, shape, settings.context)]
     if route.kind == RouteKind.CARRY:
         return [*basis, *carries(dest, _leave_one_out(loaded, route, texts))], []
-    case_of_route = route_case(loaded, route, settings)
+    on_route = route_case(loaded, route, settings)
     left_out: list[LeftOut] = []
-    if not case_of_route.heals:
+    if not on_route.heals:
         steps, going_on = steps_needed(settings.context, settings.islands.first), settings.continuation
         left_out = [
             LeftOut(row=HEALED, why=f"it takes {steps} steps, the text goes on for {going_on} tokens")
@@ -215,10 +215,10 @@ def all_recipes(
         rotated = baseline_maps.collect(loaded, route, rotated=True, progress=progress)
     except baseline_maps.Unfit as why:
         left_out += [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
-        return [*basis, *mechanism_recipes(case_of_route)], left_out
+        return [*basis, *mechanism_recipes(on_route)], left_out
     rows = content.rows
     maps = {f"all layers, {rows} rows": content.solve(), f"{ONE_LAYER}, {rows} rows": content.solve(1)}
-    fitted = replace(case_of_route, maps=maps, rotated=rotated.solve())
+    fitted = replace(on_route, maps=maps, rotated=rotated.solve())
     return [*basis, *mechanism_recipes(fitted)], left_out
 
 

@@ -1,4 +1,4 @@
-"""A carried cache that heals while the destination goes on: what is predicted on the way, and what it is at the end."""
+"""A transplanted cache that heals while the destination goes on: the predictions on the way, and the healed cache."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ HEALED_TOKENS = 32
 
 
 def steps_needed(cells: int, settled: int) -> int:
-    """Decode steps until every cell is exact, those added on the way included."""
+    """Decode steps until every cell is exact, those added meanwhile included."""
     return -(-(cells - settled) // (HEALED_TOKENS - 1))
 
 
 def predict_healing(
     dest: LoadedRung, cache: PreallocatedCache, text: JudgedText, side: SourceSide, settled: int
 ) -> Predictions:
-    """``judging.predict``, with a cache that heals: its first ``settled`` cells are exact."""
+    """``scoring.predict``, with a cache that heals: its first ``settled`` cells are exact."""
     along = (_heal(dest, cache, text.known, then.ids, settled)[0] for then in (side.text, side.greedy))
     return Predictions(*along)
 

@@ -1,4 +1,4 @@
-"""Selective recompute: the last layers of a carried cache computed by the destination itself.
+"""Selective recompute: the last layers of a transplanted cache computed by the destination itself.
 
 K and V of a layer come from the residual stream that enters it, so a caller that knows the stream at one *boundary*
 layer can run the layers from there on, natively, and knows their cells. An exact boundary gives exact cells; a
@@ -35,20 +35,20 @@ class _Overwriting:
 
 
 @torch.inference_mode()
-def streams(resident: LoadedRung, ids: Sequence[int], layer: int) -> Tensor:
+def streams(rung: LoadedRung, ids: Sequence[int], layer: int) -> Tensor:
     """The residual stream (t, hidden) that enters layer ``layer`` when a text is read from its beginning."""
-    scratch, parts = resident.empty_cache(len(ids)), []
+    scratch, parts = rung.empty_cache(len(ids)), []
     for start in range(0, len(ids), CHUNK_TOKENS):
         part = ids[start : start + CHUNK_TOKENS]
         positions = range(start, start + len(part))
-        parts.append(resident.decoder.run(resident.decoder.embed(part), positions, scratch, end=layer))
+        parts.append(rung.decoder.run(rung.decoder.embed(part), positions, scratch, end=layer))
         scratch.commit(positions)
     return torch.cat(parts)
 
 
 @torch.inference_mode()
 def recompute(
-    resident: LoadedRung,
+    rung: LoadedRung,
     cache: PreallocatedCache,
     boundary: Tensor,
     layer: int,
@@ -63,8 +63,8 @@ def recompute(
     assert first + len(boundary) <= cache.cells, f"{first}+{len(boundary)} of {cache.cells} cells"
     ends = []
     for start in range(0, len(boundary), chunk):
-        part = boundary[start : start + chunk].to(resident.decoder.dtype).clone()
+        part = boundary[start : start + chunk].to(rung.decoder.dtype).clone()
         cells = _Overwriting(cache, first + start)
         positions = cache.positions[first + start : first + start + len(part)]
-        ends.append(resident.decoder.run(part, positions, cells, first=layer))
+        ends.append(rung.decoder.run(part, positions, cells, first=layer))
     return torch.cat(ends)

@@ -1,6 +1,6 @@
 """Layer by layer: what a map leaves unexplained, and what of it attention notices.
 
-R2 alone says little: error in K is harmless unless it reorders attention, and error in V goes straight into the
+R2 alone shows little: error in K is harmless unless it reorders attention, and error in V goes straight into the
 stream. So the same queries, the destination's own along the document after the switch, look into its own cells
 and into the mapped ones, and what they read and where they look is compared.
 """
@@ -69,7 +69,7 @@ def _route(
     layers = [_Layer() for _ in range(dest.layout.layers)]
     for number, text in enumerate(texts):
         read = text.known[:-1]
-        carried = transplant(
+        transplanted = transplant(
             source.read_afresh(read),
             source.rope,
             loaded.kv_map(route),
@@ -79,8 +79,8 @@ def _route(
             settings.islands,
         )
         own = dest.read_afresh(read)
-        _unexplained(dest, carried, own, settings, layers)
-        _attention(dest, carried, own, text, layers)
+        _unexplained(dest, transplanted, own, settings, layers)
+        _attention(dest, transplanted, own, text, layers)
         progress("documents", number + 1, len(texts))
     native = dest.layout.layers - len(card.residual_k)
     seed = settings.seed
@@ -107,14 +107,14 @@ def _route(
 
 def _unexplained(
     dest: LoadedRung,
-    carried: PreallocatedCache,
+    transplanted: PreallocatedCache,
     own: PreallocatedCache,
     settings: Settings,
     layers: Sequence[_Layer],
 ) -> None:
     """Squared error of the mapped cells, and their variance about their mean; keys un-rotated."""
-    first, end = settings.islands.first, carried.cells - settings.islands.last
-    states = [cache.export(first, end) for cache in (carried, own)]
+    first, end = settings.islands.first, transplanted.cells - settings.islands.last
+    states = [cache.export(first, end) for cache in (transplanted, own)]
     keys = [unrotate(state.keys, state.positions, dest.rope) for state in states]
     for figure, (found, truth) in (("k", keys), ("v", [state.values for state in states])):
         error = (found - truth).double().square().sum((1, 2, 3))  # (L,)
@@ -127,7 +127,7 @@ def _unexplained(
 @torch.inference_mode()
 def _attention(
     dest: LoadedRung,
-    carried: PreallocatedCache,
+    transplanted: PreallocatedCache,
     own: PreallocatedCache,
     text: JudgedText,
     layers: Sequence[_Layer],
@@ -141,7 +141,7 @@ def _attention(
         queries.append(dest.decoder.queries(x, positions, number))  # (t, H, D)
         x = dest.decoder.run(x, positions, fork, number, number + 1)
     fork.commit(positions)
-    mine, theirs = fork.export(), carried.export()
+    mine, theirs = fork.export(), transplanted.export()
     mask = causal_mask(len(fed), own.cells, mine.keys.device)  # (t, T)
     for number, layer in enumerate(layers):
         read, looked = [], []

@@ -108,8 +108,8 @@ class Cost(ResultModel):
 class JudgedRow(ResultModel):
     """One kind of cache, judged: ``columns`` as defined in ``molt.evals.scoring``.
 
-    ``by_document`` has the mean KL of every document, in order. Controls have
-    no cost.
+    ``by_document`` has the mean KL of every document, in order. ``cost`` is ``None`` for
+    caches that no switch would make.
     """
 
     name: str
@@ -140,7 +140,7 @@ class RouteTable(ResultModel):
 
 
 class HandoffTable(ResultModel):
-    """The table of ``molt eval handoff``; ``islands`` are the first and the last tokens read natively."""
+    """The table of ``molt eval handoff``; ``islands``: first and last tokens that the destination prefills itself."""
 
     table: Literal["handoff"]
     origin: Origin
@@ -207,7 +207,7 @@ class Times(ResultModel):
 
 
 class HealingPace(ResultModel):
-    """Decode steps that re-read ``tokens`` of a carried cache of ``context`` tokens, and bare ones, ``n`` of each in
+    """Decode steps that heal ``tokens`` of a transplanted cache of ``context`` tokens, and bare ones, ``n`` of each in
     turn, evenly from the first cells to the last."""
 
     context: int
@@ -218,11 +218,11 @@ class HealingPace(ResultModel):
 
 
 class RouteCost(ResultModel):
-    """Carry against re-read on one route.
+    """Taking the cache along against prefilling again, on one route.
 
-    ``crossover`` is the shortest measured context from which on carrying is faster, with the map in memory and
-    with loading it; nothing where re-reading is faster to the end. ``healing`` by falling numbers of tokens, empty
-    where a cache needs none, and where it was not timed.
+    ``crossover`` is the shortest measured context from which on taking the cache along is faster, with the map in
+    memory and with loading it; nothing where prefilling is faster at every length. ``healing`` by falling numbers of
+    tokens, empty where a cache needs none, and where it was not timed.
     """
 
     source: str
@@ -248,7 +248,7 @@ class LayerResidual(ResultModel):
     """One layer of the destination.
 
     ``residual_*`` are 1 - R2 of the mapped cells here, ``card_*`` what the map's file says (nothing for a layer
-    that is run natively); ``attention_cosine`` compares what the heads read, ``routing_tv`` is the total
+    that the destination runs itself); ``attention_cosine`` compares what the heads read, ``routing_tv`` is the total
     variation between the attention weights, ``routing_top1`` the share of queries with the same most attended
     cell. All over the queries of the first tokens after the switch.
     """

@@ -1,7 +1,7 @@
 """One cache on one document, and the columns that many of them give.
 
-Two continuations are fed to the destination, token by token as they are, whatever it would have said: what the
-document goes on to say, and what the source goes on to say by itself (its undisturbed greedy continuation: what
+Two continuations are fed to the destination, token by token as they are, whatever it would have produced: the rest of
+the document, and what the source produces by itself (its undisturbed greedy continuation: what
 the user would have read). Every measurement runs on a fork, so no cache is judged after it advanced over
 an answer, and the last known token is fed exactly once.
 
@@ -34,7 +34,7 @@ from molt.kv.handoff_quality import WORTH_NLL_MIN, Continuation, continue_greedi
 from molt.kv.loaded_rung import LoadedRung
 
 GREEDY_TOKENS = 64
-"""Most tokens that the source is asked to go on with: it says them one by one."""
+"""Most tokens that the source goes on with by itself: it decodes them one by one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ class Scores:
 
 
 def source_side(source: LoadedRung, text: JudgedText) -> SourceSide:
-    """Read a text with the source and let it predict."""
+    """Prefill a text with the source and let it predict."""
     cache = source.read_afresh(text.known[:-1])
     last, position, count = text.known[-1], len(text.known) - 1, len(text.next)
     greedy = continue_greedily(source, cache, last, position, min(count, GREEDY_TOKENS))
@@ -105,13 +105,13 @@ def predict(rung: LoadedRung, cache: PreallocatedCache, text: JudgedText, side: 
     )
 
 
-def score(found: Predictions, by: ReferencePredictions) -> Scores:
+def score(found: Predictions, against: ReferencePredictions) -> Scores:
     """Judge the predictions of a cache."""
-    reference, side = by.reference, by.side
+    reference, side = against.reference, against.side
     return Scores(
-        kl=_kl(reference.text, by.text_probs, found.text),
-        kl_greedy=_kl(reference.greedy, by.greedy_probs, found.greedy),
-        jsd=_jsd(side.text.log_probs, by.source_probs, found.text),
+        kl=_kl(reference.text, against.text_probs, found.text),
+        kl_greedy=_kl(reference.greedy, against.greedy_probs, found.greedy),
+        jsd=_jsd(side.text.log_probs, against.source_probs, found.text),
         top1=(reference.text.argmax(1) == found.text.argmax(1)).double().numpy(),
         nll=_nll(found.text, side.text.ids),
         nll_greedy=_nll(found.greedy, side.greedy.ids),

@@ -42,8 +42,7 @@ def quietly(what: str, done: int, total: int) -> None:
 class JudgedText:
     """One document at the point of a switch.
 
-    ``known`` is what both rungs have read and the token that is fed next, ``next`` what the document goes on to
-    say.
+    ``known`` is what both rungs have prefilled and the token that is fed next, ``next`` the rest of the document.
     """
 
     name: str
@@ -69,9 +68,9 @@ class Settings:
 
 @dataclass(slots=True)
 class LoadedLadder:
-    """A ladder at hand: rungs and maps are brought in when first asked for, and stay.
+    """A ladder in memory: rungs and maps are loaded at first use, and stay.
 
-    ``kept`` is for whatever else two routes can share.
+    ``kept`` has all else that two routes can share.
     """
 
     spec: LadderSpec
@@ -100,7 +99,7 @@ class LoadedLadder:
         return map_file.load(path, binding(self.spec, route.source, route.dest))
 
     def card(self, route: Route) -> MapCard:
-        """The card of the map of a projecting route, as it was when the map was brought in."""
+        """The card of the map of a projecting route, as it was when the map was loaded."""
         self.kv_map(route)
         return self._cards[self._pair(route)]
 
@@ -168,8 +167,8 @@ def texts(spec: LadderSpec, found: Sequence[Document], settings: Settings) -> tu
         )
     if settings.islands.first + settings.islands.last >= settings.context:
         raise InputError(
-            f"--first and --last: {settings.islands.first} and {settings.islands.last} tokens read natively "
-            f"leave nothing of {settings.context} to carry"
+            f"--first and --last: {settings.islands.first} and {settings.islands.last} tokens prefilled "
+            f"natively leave nothing of {settings.context} to transplant"
         )
     tokenizer = read_tokenizer(spec.tokenizer)
     order = list(found)

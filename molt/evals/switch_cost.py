@@ -1,8 +1,8 @@
-"""The table of what a switch costs: carrying against reading again, by length of the context.
+"""The table of what a switch costs: taking the cache along against prefilling again, by length of the context.
 
-Both rungs are in memory and warm. The source's cells are a piece of text repeated, since what they hold does not
-change the time. Carrying and re-reading are timed in turn, so that what else the machine does falls on both; so are
-decode steps with and without healing.
+Both rungs are in memory and warm. The source's cells are a piece of text repeated, since their content does not change
+the time. The two are timed in turn, so that other work on the machine falls on both; so are decode steps with and
+without healing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from molt.kv.cache import PreallocatedCache
 from molt.kv.kv_state import KVState
 from molt.kv.loaded_rung import CHUNK_TOKENS, LoadedRung
 from molt.kv.transplant import Islands, carry, transplant
-from molt.models.flops import read_flops
+from molt.models.flops import prefill_flops
 
 CONTEXT_MIN, CONTEXT_MAX = 64, 4_096
 SPARE = 64
-"""Cells that the new cache has room for beyond those that cross: an answer goes on."""
+"""Cells that the new cache has room for beyond the context: an answer goes on."""
 
 HEALING_CONTEXT = 1_024
-"""Tokens of a cache that heals, or as many as were asked for."""
+"""Tokens of a cache that heals, or the longest context measured where that is shorter."""
 
 HEALING_STEPS = 32
 REPEATS = 7
@@ -95,7 +95,7 @@ def switch_cost(
 
 
 def crossover(steps: Sequence[LengthCost], *, with_load: bool = False) -> int | None:
-    """The shortest measured context from which on carrying is always faster than re-reading."""
+    """The shortest measured context from which on taking the cache along is always faster than prefilling again."""
     found = None
     for step in reversed(steps):
         if step.carry_ms + (step.map_load_ms if with_load else 0.0) >= step.reread_ms:
@@ -116,22 +116,22 @@ def _step(
     def load() -> object:
         return None if is_carry else loaded.load_map(route)
 
-    def cross(original: PreallocatedCache, native: Islands = islands) -> object:
+    def switch(original: PreallocatedCache, native: Islands = islands) -> object:
         if is_carry:
             return carry(original, dest, known, context + SPARE)
         return transplant(original, source.rope, loaded.kv_map(route), dest, known, context + SPARE, native)
 
-    def reread() -> object:
+    def prefill() -> object:
         return dest.read_afresh(known[:-1], SPARE)
 
-    times: dict[str, list[float]] = {"carry": [], "map": [], "load": [], "reread": []}
+    times: dict[str, list[float]] = {"switch": [], "map": [], "load": [], "prefill": []}
     begin = time.perf_counter()
-    while len(times["carry"]) <= repeats:  # the first of several is a warm-up
+    while len(times["switch"]) <= repeats:  # the first of several is a warm-up
         original = cache.fork(spare=0) if is_carry else cache
-        times["carry"].append(_ms(lambda original=original: cross(original)))  # type: ignore[misc]
-        times["map"].append(0.0 if is_carry else _ms(lambda: cross(cache, alone)))
+        times["switch"].append(_ms(lambda original=original: switch(original)))  # type: ignore[misc]
+        times["map"].append(0.0 if is_carry else _ms(lambda: switch(cache, alone)))
         times["load"].append(_ms(load))
-        times["reread"].append(_ms(reread))
+        times["prefill"].append(_ms(prefill))
         if time.perf_counter() - begin > SECONDS_MAX:
             break
     counted = {name: values[len(values) > 1 :] for name, values in times.items()}
@@ -141,19 +141,19 @@ def _step(
     )
     return LengthCost(
         context=context,
-        n=len(counted["carry"]),
-        carry_ms=median(counted["carry"]),
+        n=len(counted["switch"]),
+        carry_ms=median(counted["switch"]),
         map_ms=None if is_carry else median(counted["map"]),
         map_load_ms=0.0 if is_carry else median(counted["load"]),
-        reread_ms=median(counted["reread"]),
+        reread_ms=median(counted["prefill"]),
         carry_flops=carry_flops,
         map_flops=None if is_carry else map_flops,
-        reread_flops=read_flops(shape, context),
+        reread_flops=prefill_flops(shape, context),
     )
 
 
 def healing(dest: LoadedRung, ids: Sequence[int], context: int) -> list[HealingPace]:
-    """Decode steps that heal a cache of ``context`` tokens, by how many tokens they re-read, beside bare ones."""
+    """Decode steps that heal a cache of ``context`` tokens, by how many tokens they heal, beside bare ones."""
     known = [ids[position % len(ids)] for position in range(context + 1)]
     cache = _repeated(dest, known[:-1])
     return [_pace(dest, cache, known, tokens) for tokens in CHUNKS if tokens <= min(HEALED_TOKENS, context)]

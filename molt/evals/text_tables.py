@@ -31,7 +31,7 @@ JUDGED = (
     "Nats. [a, b] is a 95 % interval of the mean, from resampling documents; p95 is the bad end over documents "
     "(p5 where more is better). KL and top-1 are against what the rung named in the heading predicts with its own "
     'cache, JSD is to the source, "x floor" its multiple of what the own cache has. Recovered context: (NLL none '
-    '- NLL this) / (NLL none - NLL own), sums over documents. "greedy": along what the source would have said; '
+    '- NLL this) / (NLL none - NLL own), sums over documents. "greedy": along what the source produces; '
     "all else along the document."
 )
 TIMED = (
@@ -40,8 +40,8 @@ TIMED = (
 )
 LAYERS = (
     "[a, b] is a 95 % interval from resampling documents. The destination's own queries along the document look "
-    "into its own cells and into the carried ones: attention cosine is between what they read, routing TV between "
-    "where they look (0: the same places, 1: others), routing top-1 the share whose most attended cell is the same."
+    "into its own cells and into the transplanted ones: attention cosine is between what they read, routing TV between "
+    "their attention weights (0: the same, 1: disjoint), routing top-1 the share whose most attended cell is the same."
 )
 
 
@@ -262,15 +262,15 @@ def _switch_cost(table: SwitchCost) -> list[Grid]:
         made.append(
             Grid(
                 f"{route.source} -> {route.dest} ({route.route}), map {show_size(route.map_bytes)}",
-                f"Carrying is faster {words}. Medians, both rungs warm.",
+                f"Taking the cache along is faster {words}. Medians, both rungs warm.",
                 (
                     "context",
-                    "carry ms",
+                    "transplant ms",
                     "map load ms",
-                    "re-read ms",
+                    "prefill ms",
                     "times faster",
-                    "carry MFLOP",
-                    "re-read MFLOP",
+                    "transplant MFLOP",
+                    "prefill MFLOP",
                     "FLOPs saved",
                 ),
                 tuple(
@@ -295,8 +295,8 @@ def _switch_cost(table: SwitchCost) -> list[Grid]:
 def _map_alone(route: RouteCost) -> Grid:
     return Grid(
         f"{route.source} -> {route.dest}: the map alone",
-        "The same without a token that is read natively.",
-        ("context", "map ms", "re-read ms", "times faster", "map MFLOP", "FLOPs saved"),
+        "The same without a token that the destination prefills.",
+        ("context", "map ms", "prefill ms", "times faster", "map MFLOP", "FLOPs saved"),
         tuple(
             (
                 str(step.context),
@@ -315,9 +315,9 @@ def _map_alone(route: RouteCost) -> Grid:
 def _healing(route: RouteCost) -> Grid:
     return Grid(
         f"{route.source} -> {route.dest}: decode steps while the cache heals",
-        "Steps that re-read tokens and bare ones, in turn; the longest gap between two tokens is the longest step.",
+        "Steps that heal tokens and bare ones, in turn; the longest gap between two tokens is the longest step.",
         (
-            "tokens re-read",
+            "tokens healed",
             "context",
             "timings",
             "bare ms",
@@ -350,8 +350,8 @@ def _healing(route: RouteCost) -> Grid:
     )
 
 
-def _saved(flops: int, of_reread: int) -> str:
-    return f"{100 * (1 - flops / of_reread):.0f} %"
+def _saved(flops: int, of_prefill: int) -> str:
+    return f"{100 * (1 - flops / of_prefill):.0f} %"
 
 
 def _residuals(table: Residuals) -> list[Grid]:

@@ -8,7 +8,7 @@ Per layer of a dense decoder (t tokens, T cells at the end of the chunk, H heads
 - MLP: gate, up and down, ``3 t hidden ff``.
 
 Left out, because they are a few operations a value where the products are hundreds: norms, rotations, softmax,
-activations, and the embedding, which is a look-up. INT8 products count like others. A read computes no logits.
+activations, and the embedding, which is a look-up. INT8 products count like others. A prefill computes no logits.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class MapSize:
     native_layers: int
 
 
-def read_flops(
+def prefill_flops(
     shape: ModelShape, tokens: int, cells: int = 0, layers: int | None = None, chunk: int = CHUNK_TOKENS
 ) -> int:
-    """Reading ``tokens`` after ``cells`` cells, through the first ``layers`` layers (default: all)."""
+    """Prefilling ``tokens`` after ``cells`` cells, through the first ``layers`` layers (default: all)."""
     width = shape.heads * shape.head_dim
     projections = shape.hidden * (width + 2 * shape.kv_heads * shape.head_dim) + width * shape.hidden
     dense = tokens * (projections + 3 * shape.hidden * shape.ff)
@@ -47,15 +47,15 @@ def read_flops(
 def carry_flops(size: MapSize, dest: ModelShape, cells: int, first: int, last: int) -> int:
     """A transplant of ``cells`` cells through a map, with islands of ``first`` and ``last`` tokens.
 
-    The first ones are read with nothing before them, the last ones after all others; what the map is given of
-    the cells between costs the layers that the destination runs natively. Every weight of a map counts once a cell.
+    The first ones are prefilled with nothing before them, the last ones after all others; for the cells between, the
+    layers that the destination runs natively are counted, and the map. Every weight of a map counts once a cell.
     """
     first = min(first, cells)
     last = min(last, cells - first)
     between = cells - first - last
     return (
-        read_flops(dest, first)
+        prefill_flops(dest, first)
         + PER_MULTIPLY_ADD * between * size.weights
-        + read_flops(dest, between, first, size.native_layers)
-        + read_flops(dest, last, cells - last)
+        + prefill_flops(dest, between, first, size.native_layers)
+        + prefill_flops(dest, last, cells - last)
     )

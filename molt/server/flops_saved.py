@@ -8,7 +8,7 @@ from pathlib import Path
 from molt.core.engine_protocol import SINKS
 from molt.core.ladder import RouteKind
 from molt.formats.weights_file import read_header
-from molt.models.flops import MapSize, carry_flops, read_flops
+from molt.models.flops import MapSize, carry_flops, prefill_flops
 from molt.models.ladder_file import LadderSpec
 
 
@@ -32,7 +32,7 @@ class FlopsSaved:
                 return 1.0
             case RouteKind.PROJECT:
                 size = self._maps[self._spec.rung(source).weights, self._spec.rung(dest).weights]
-                return 1 - carry_flops(size, shape, cells, SINKS, native) / read_flops(shape, cells)
+                return 1 - carry_flops(size, shape, cells, SINKS, native) / prefill_flops(shape, cells)
             case RouteKind.REREAD:
                 return None
 

@@ -43,7 +43,7 @@ def test_a_bad_option_gets_one_line_and_status_2() -> None:
         ),
         (["handoff", "pico", "--context", "5000"], "do not fit into 2048 positions"),
         (["handoff", "pico", "--text", "nowhere"], "no such folder"),
-        (["handoff", "pico", "--first", "200", "--last", "60"], "leave nothing of 256 to carry"),
+        (["handoff", "pico", "--first", "200", "--last", "60"], "leave nothing of 256 to transplant"),
         (["handoff", "pico", "--out", "nowhere/table.json"], "no such folder"),
         (["residuals", "pico", "--from", "tier1", "--to", "tier2"], "no map takes a cache"),
         (["ablation", "pico", "--from", "tier2", "--to", "tier1"], "no map takes a cache"),
@@ -101,4 +101,4 @@ def test_where_it_saves_is_no_part_of_the_command(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         sys, "argv", ["molt", "eval", "handoff", "pico", "--out", "a.json", "--seed", "1", "--out=b.json"]
     )
-    assert command._spoken() == "molt eval handoff pico --seed 1"
+    assert command._command_line() == "molt eval handoff pico --seed 1"

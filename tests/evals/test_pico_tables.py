@@ -28,13 +28,13 @@ CONTROLS = (
 
 
 @cache
-def bench() -> LoadedLadder:
+def loaded_pico() -> LoadedLadder:
     return open_ladder("pico")
 
 
 @cache
 def some_texts() -> tuple[JudgedText, ...]:
-    return texts(bench().spec, documents(None)[0], SETTINGS)
+    return texts(loaded_pico().spec, documents(None)[0], SETTINGS)
 
 
 def silent(what: str, done: int, total: int) -> None:
@@ -50,8 +50,8 @@ def table(source: str, dest: str) -> RouteTable:
     """The table of one route, without maps fitted on the spot."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baseline_maps, "collect", unfit)
-        found = routes(bench().spec, source, dest)
-        (made,) = route_tables(bench(), found, some_texts(), SETTINGS, all_recipes, silent)
+        found = routes(loaded_pico().spec, source, dest)
+        (made,) = route_tables(loaded_pico(), found, some_texts(), SETTINGS, all_recipes, silent)
     return made
 
 
@@ -115,8 +115,8 @@ def test_a_text_that_ends_before_all_is_healed_has_no_healed_row() -> None:
     short = Settings(documents=2, context=160, continuation=5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baseline_maps, "collect", unfit)
-        (route,) = routes(bench().spec, "tier0", "tier1")
-        recipes, left_out = all_recipes(bench(), route, short, some_texts(), silent)
+        (route,) = routes(loaded_pico().spec, "tier0", "tier1")
+        recipes, left_out = all_recipes(loaded_pico(), route, short, some_texts(), silent)
     assert "after healing" not in [one.name for one in recipes]
     assert left_out[0].row == "after healing"
     assert left_out[0].why == "it takes 6 steps, the text goes on for 5 tokens"
@@ -164,25 +164,27 @@ def test_what_cannot_be_fitted_is_left_out_and_said() -> None:
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
-    found = routes(bench().spec, "tier1", "tier2")
-    (again,) = route_tables(bench(), found, some_texts(), SETTINGS, all_recipes, silent)
+    found = routes(loaded_pico().spec, "tier1", "tier2")
+    (again,) = route_tables(loaded_pico(), found, some_texts(), SETTINGS, all_recipes, silent)
     for one, other in zip(table("tier1", "tier2").rows, again.rows, strict=True):
         assert one.columns == other.columns
 
 
 def test_gates_pass_on_the_shipped_rungs() -> None:
-    found = routes(bench().spec, None, None)
-    gates = check_gates(bench(), found, some_texts())
+    found = routes(loaded_pico().spec, None, None)
+    gates = check_gates(loaded_pico(), found, some_texts())
     assert len(gates) == 3 * 6
     assert [gate.name for gate in gates if not gate.passed] == []
 
 
 def test_a_first_switch_of_a_journey_is_a_single_one_and_later_ones_are_no_better() -> None:
     settings = Settings(documents=3, context=96, continuation=8)
-    paths = journeys(routes(bench().spec, None, None), "tier0", "tier1")
+    paths = journeys(routes(loaded_pico().spec, None, None), "tier0", "tier1")
     assert paths == [("tier0", "tier1", "tier0", "tier1")]
-    longer = texts(bench().spec, documents(None)[0], tokens_needed(settings))
-    made = drift(bench(), paths, longer, settings, command="", documents_from="", gates=[], progress=silent)
+    longer = texts(loaded_pico().spec, documents(None)[0], tokens_needed(settings))
+    made = drift(
+        loaded_pico(), paths, longer, settings, command="", documents_from="", gates=[], progress=silent
+    )
     (journey,) = made.paths
     first, alone = journey.rows[:2]
     assert first.columns == alone.columns
@@ -191,14 +193,14 @@ def test_a_first_switch_of_a_journey_is_a_single_one_and_later_ones_are_no_bette
 
 
 def test_every_pair_of_rungs_is_travelled_once() -> None:
-    paths = journeys(routes(bench().spec, None, None))
+    paths = journeys(routes(loaded_pico().spec, None, None))
     assert [path[:2] for path in paths] == [("tier0", "tier1"), ("tier0", "tier2"), ("tier1", "tier2")]
 
 
 def test_residuals_are_those_of_the_map_and_attention_notices_them() -> None:
-    found = routes(bench().spec, "tier0", "tier1")
+    found = routes(loaded_pico().spec, "tier0", "tier1")
     made = residuals(
-        bench(), found, some_texts(), SETTINGS, command="", documents_from="", gates=[], progress=silent
+        loaded_pico(), found, some_texts(), SETTINGS, command="", documents_from="", gates=[], progress=silent
     )
     layers = made.routes[0].layers
     assert layers[0].attention_cosine.mean == pytest.approx(1.0, abs=1e-4)  # the first layer is exact
@@ -213,9 +215,9 @@ def test_residuals_are_those_of_the_map_and_attention_notices_them() -> None:
 def test_a_native_cache_leaves_no_residual() -> None:
     """The measure itself: a carried cache that is the own one but for its last cell."""
     everything = Settings(documents=2, context=160, continuation=8, islands=Islands(159, 0))
-    found = routes(bench().spec, "tier0", "tier1")
-    few = texts(bench().spec, documents(None)[0], everything)
-    made = residuals(bench(), found, few, everything, command="", documents_from="", gates=[])
+    found = routes(loaded_pico().spec, "tier0", "tier1")
+    few = texts(loaded_pico().spec, documents(None)[0], everything)
+    made = residuals(loaded_pico(), found, few, everything, command="", documents_from="", gates=[])
     for layer in made.routes[0].layers:
         assert layer.attention_cosine.mean > 0.98
         assert layer.routing_top1.mean > 0.9
@@ -255,9 +257,9 @@ def test_the_crossover_is_where_carrying_stays_faster() -> None:
 @pytest.mark.parametrize(("source", "dest"), [("tier0", "tier1"), ("tier1", "tier2")])
 def test_both_ways_are_timed_at_every_length(source: str, dest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("molt.evals.switch_cost.HEALING_STEPS", 2)
-    found: tuple[Route, ...] = routes(bench().spec, source, dest)
+    found: tuple[Route, ...] = routes(loaded_pico().spec, source, dest)
     ids = some_texts()[0].known
-    made = switch_cost(bench(), found, SETTINGS, ids, command="", longest=300, repeats=2)
+    made = switch_cost(loaded_pico(), found, SETTINGS, ids, command="", longest=300, repeats=2)
     steps = made.routes[0].steps
     assert [one.context for one in steps] == [64, 128, 256, 300]
     assert all(one.n == 2 and one.carry_ms > 0 and one.reread_ms > 0 for one in steps)

@@ -16,7 +16,7 @@ from molt.kv.map_file import MapCard
 from molt.kv.project import Code, KVMap, LayerMap, whole_numbers
 from molt.kv.transplant import Islands, transplant
 from molt.models import matrix
-from molt.models.flops import PER_MULTIPLY_ADD, read_flops
+from molt.models.flops import PER_MULTIPLY_ADD, prefill_flops
 from molt.models.model_config import ModelShape, RopeShape
 from molt.server.flops_saved import _map_size
 from tests.tiny_rungs import TinyRung
@@ -52,12 +52,12 @@ def test_a_read_of_two_tokens_counted_by_hand() -> None:
     projections = 4 * (2 * 2) + 2 * (4 * (1 * 2)) + (2 * 2) * 4  # queries; keys and values; output
     mlp = 3 * 4 * 3
     attention = 2 * (2 * 5 * (2 * 2))  # scores and values: 2 tokens, 3 + 2 cells, 2 heads of 2
-    assert read_flops(HAND, tokens=2, cells=3) == 2 * (2 * (projections + mlp) + attention)
+    assert prefill_flops(HAND, tokens=2, cells=3) == 2 * (2 * (projections + mlp) + attention)
 
 
 def test_chunks_do_not_compute_what_comes_after_them() -> None:
-    assert read_flops(HAND, 4, chunk=2) == read_flops(HAND, 2) + read_flops(HAND, 2, cells=2)
-    assert read_flops(HAND, 0, cells=7) == 0
+    assert prefill_flops(HAND, 4, chunk=2) == prefill_flops(HAND, 2) + prefill_flops(HAND, 2, cells=2)
+    assert prefill_flops(HAND, 0, cells=7) == 0
 
 
 def counted(work: object) -> int:
@@ -69,7 +69,7 @@ def counted(work: object) -> int:
 
 def test_a_read_is_what_torch_counts(any_rung: TinyRung, ids: list[int]) -> None:
     shape = any_rung.decoder.shape
-    assert counted(lambda: any_rung.read_afresh(ids)) == read_flops(shape, len(ids))
+    assert counted(lambda: any_rung.read_afresh(ids)) == prefill_flops(shape, len(ids))
 
 
 def some_map(source: TinyRung, dest: TinyRung, native_layers: int) -> KVMap:
