@@ -71,8 +71,8 @@ def loaded(rung: RungSpec) -> tuple[LoadedWeights, float]:
     return load(rung), time.perf_counter() - begin
 
 
-def resident(spec: LadderSpec, rung: LoadedWeights) -> LoadedRung:
-    """A rung with what its ladder says."""
+def as_rung(spec: LadderSpec, rung: LoadedWeights) -> LoadedRung:
+    """A loaded rung with the facts of its ladder."""
     shape = rung.spec.shape
     return LoadedRung(rung.decoder, predict.kv_layout(shape), shape.positions, spec.vocabulary)
 
@@ -161,7 +161,7 @@ def measure(
     wanted = {rung.precision: rung for rung in rungs}
     wanted = {"fp32": replace(rungs[0], precision="fp32"), **wanted}
     held = {precision: loaded(rung) for precision, rung in wanted.items()}
-    ready = {precision: resident(spec, rung) for precision, (rung, _) in held.items()}
+    ready = {precision: as_rung(spec, rung) for precision, (rung, _) in held.items()}
     model = transformers_model(held["fp32"][0])
     ids = texts[0]
 

@@ -23,7 +23,7 @@ from molt.core.engine_protocol import Destination, Request
 from molt.core.ladder import Route, RouteKind
 from molt.engine.device import allocated_bytes, usable_device
 from molt.engine.real import RealEngine
-from molt.fitting.fit import resident
+from molt.fitting.fit import load_for_fit
 from molt.kv.loaded_rung import LoadedRung
 from molt.models.ladder_file import LadderSpec, resolve
 from molt.models.loader import load
@@ -49,7 +49,7 @@ def divergence(spec: LadderSpec, name: str, device: torch.device) -> float:
     there = LoadedRung(
         load(on_device(spec, device).rung(name), device).decoder, numbers.kv, 4096, spec.vocabulary
     )
-    here = resident(spec, replace(spec.rung(name), precision="fp32"))
+    here = load_for_fit(spec, replace(spec.rung(name), precision="fp32"))
     ours, theirs = (
         rung.step(rung.empty_cache(len(ids)), ids, 0).double().log_softmax(-1) for rung in (here, there)
     )

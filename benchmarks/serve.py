@@ -39,7 +39,7 @@ SETTLE_S = 3.0
 
 @dataclass
 class Phase:
-    """What a stretch of time with all streams came to; times in seconds, sizes in bytes."""
+    """Results of a period with all streams; times in seconds, sizes in bytes."""
 
     name: str
     seconds: float = 0.0

@@ -1,9 +1,9 @@
 """A rung's decoder with its matrices in bfloat16 and all else in float32: for calibration, not for answers.
 
-Reading calibration text is most of what a fit costs, and matrices are most of that; processors with bfloat16
+Prefilling calibration text is most of what a fit costs, and matrices are most of that; processors with bfloat16
 matrix units do them several times faster. Everything that is not a product of matrices stays as it is: the
 residual stream, norms, RoPE, attention, and the addition of key biases, which are so large in some models
-that the step of a bfloat16 number is no longer small beside what a key says.
+that the step of a bfloat16 number is no longer small beside the differences between keys.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The sums of an unfinished fit on disk, so that a killed fit goes on where it was.
 
-A checkpoint is taken up only by a fit of the same models, documents and options: ``key`` says which.
+Only a fit of the same models, documents and options goes on from a checkpoint; ``key`` identifies them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Checkpoint:
         return statistics, facts["windows"]
 
     def keep(self, statistics: BlockSums, windows: int, *, at_once: bool = False) -> None:
-        """Write the sums of so many windows, unless that was done a moment ago."""
+        """Write the sums of so many windows, unless the last write was less than ``seconds`` ago."""
         if not at_once and time.monotonic() - self._kept_at < self.seconds:
             return
         tensors: dict[str, Tensor] = {_name(pair): gram for pair, gram in statistics.grams.items()}

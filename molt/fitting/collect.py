@@ -1,4 +1,4 @@
-"""From documents to the sums a map is fitted on: every model reads the same windows of text."""
+"""From documents to the sums a map is fitted on: every model prefills the same windows of text."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def windows(
 
 @torch.inference_mode()
 def blocks_of(models: Sequence[LoadedRung], ids: Sequence[int], native_layers: int) -> list[Tensor]:
-    """What every model makes of some tokens, a row each: blocks (t, w_b) float32.
+    """The cells that every model computes for some tokens, a row a token: blocks (t, w_b) float32.
 
     The blocks of a model are the content of its cells, layer by layer, and the input of the first layer that a
     map would have to give. The first tokens are left out: they are outliers, and a transplant never maps them.

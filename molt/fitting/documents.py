@@ -59,7 +59,7 @@ CODE_QUESTIONS = (
 
 
 def default_corpus(tokenizer: Tokenizer) -> Corpus:
-    """What fits a ladder with that tokenizer: with ChatML prose, code and chats, without it prose alone."""
+    """Documents for a ladder with that tokenizer: with ChatML prose, code and chats, without it prose alone."""
     return pico_corpus() if tokenizer.token_to_id(CHAT_TOKEN) is None else mixed_corpus()
 
 

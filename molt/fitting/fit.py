@@ -1,6 +1,6 @@
 """Fit the maps of a ladder: every directed pair of different weights, from one pass over the documents.
 
-All models read the same windows of text; the sums over their contents hold what every pair needs, up and down.
+All models prefill the same windows of text; the sums over their cells hold what every pair needs, up and down.
 The finished maps are then applied to held-out documents, as a switch applies them. A killed fit goes on from
 its checkpoint. Same documents, same options: same files.
 
@@ -72,10 +72,10 @@ SPREAD_MIN = 1e-6
 class Options:
     """How to fit.
 
-    At most ``rows`` rows are read to fit on, the first ``windows`` windows of ``window`` tokens of a document;
+    At most ``rows`` rows are collected to fit on, the first ``windows`` windows of ``window`` tokens of a document;
     each destination layer sees ``sources`` source layers (``None``: all); the destination runs its first
     ``native_layers`` layers itself; ``ridge`` is the relative penalty. With a ``rank`` the maps are shared ones:
-    all layers see that many numbers made of all source layers and the input. ``bf16``: rungs read the documents
+    all layers see that many numbers made of all source layers and the input. ``bf16``: rungs prefill the documents
     with matrices in bfloat16. ``sharpen`` is the strength of ``Holdout.sharpen``.
     """
 
@@ -106,9 +106,9 @@ def fit_ladder(
     options: Options | None = None,
     progress: Callable[[str, int], None] = lambda phase, rows: None,
 ) -> tuple[Fitted, ...]:
-    """Fit and write the maps of a ladder into the folder ``out``; without a corpus, on the one of ``corpus``.
+    """Fit and write the maps of a ladder into the folder ``out``; without a corpus, on ``documents.default_corpus``.
 
-    ``progress`` is called with the phase (``fit`` or ``held out``) and the rows read in it so far. Raises
+    ``progress`` is called with the phase (``fit`` or ``held out``) and the rows in it so far. Raises
     ``InputError`` for a ladder with nothing to fit or documents that are missing or too short.
     """
     options = options or Options()
@@ -123,7 +123,7 @@ def fit_ladder(
         )
     tokenizer = read_tokenizer(spec.tokenizer)
     corpus = corpus or default_corpus(tokenizer)
-    models = tuple(resident(spec, spec.rung(name), bf16=options.bf16) for name in names)
+    models = tuple(load_for_fit(spec, spec.rung(name), bf16=options.bf16) for name in names)
     firsts = accumulate((model.layout.layers + 1 for model in models[:-1]), initial=0)
     sides = [
         _Side(name, model, first, weights_sha256(spec.rung(name).folder))
@@ -153,8 +153,8 @@ def fit_ladder(
     return fitted
 
 
-def resident(spec: LadderSpec, rung: RungSpec, *, bf16: bool = False) -> LoadedRung:
-    """Load a rung as this package uses it; ``bf16`` as in ``Options``, whatever the rung's precision."""
+def load_for_fit(spec: LadderSpec, rung: RungSpec, *, bf16: bool = False) -> LoadedRung:
+    """Load a rung to fit with; ``bf16`` as in ``Options``, whatever the rung's precision."""
     if bf16:
         decoder = bf16_decoder(load(replace(rung, precision="bf16", residency="anonymous")).decoder)
     else:
@@ -398,7 +398,7 @@ def command(
     else:
         print("\n\n".join(table(one) for one in fitted))
         print(
-            f"in use once the ladder's file says so: maps: {{folder: {fitted[0].path.parent}}}",
+            f"to use them, write into the ladder's file: maps: {{folder: {fitted[0].path.parent}}}",
             file=sys.stderr,
         )
 

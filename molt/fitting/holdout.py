@@ -18,7 +18,7 @@ from molt.kv.project import KVMap, map_rows, sharpened
 @dataclass(slots=True, eq=False)
 class Holdout:
     """One map and its sums over held-out rows; ``source``, ``dest`` are the blocks of their first layers,
-    ``inputs`` is that of what the first mapped layer reads."""
+    ``inputs`` is the block of the first mapped layer's input."""
 
     kv_map: KVMap
     source: int
@@ -31,7 +31,7 @@ class Holdout:
     _gains: Tensor | float = 1.0
 
     def add(self, blocks: Sequence[Tensor]) -> None:
-        """Take in a window of every model, as ``calibrate.blocks_of`` gives it."""
+        """Take in a window of every model, as ``collect.blocks_of`` gives it."""
         kv_map = self.kv_map
         known = torch.cat(list(blocks[self.source : self.source + kv_map.source.layers]), dim=1)
         mapped = map_rows(kv_map, known, blocks[self.inputs])  # (T, L, 2 * H * D)

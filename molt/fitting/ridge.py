@@ -29,7 +29,7 @@ def solve_reduced(
     """The best W = E D of a ``rank``: E (p, rank) and D (rank, q), the components of x E by falling use.
 
     What ``solve`` minimises, with the error of every target times its ``importance`` (q,): without a bound on
-    the rank that would change nothing, but with one it says which targets the components are for.
+    the rank that would change nothing, but with one it decides which targets the components serve.
     """
     lower = _factor(xx, ridge)
     whitened = torch.linalg.solve_triangular(lower, xy * importance, upper=False)  # (p, q)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Arena:
-    """A stretch of memory that tensors are views of.
+    """One range of memory that tensors are views of.
 
     The memory returns when the arena and every tensor made from it are gone, which ``watch`` shows.
     """

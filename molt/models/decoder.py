@@ -77,7 +77,7 @@ class Decoder:
         return self.norm.device
 
     def embed(self, ids: Sequence[int]) -> Tensor:
-        """What the first layer reads of some tokens before its norm, (t, hidden)."""
+        """The input of the first layer for some tokens, before its norm, (t, hidden)."""
         return self.embedding.rows(torch.tensor(ids, dtype=torch.int64, device=self.device))
 
     def run(

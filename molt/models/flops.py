@@ -19,7 +19,7 @@ from molt.models.model_config import ModelShape
 
 PER_MULTIPLY_ADD = 2
 CHUNK_TOKENS = 256
-"""Most tokens in one forward pass, unless fewer are asked for: bounds the activations, which grow with them."""
+"""Most tokens in one forward pass, unless the caller wants fewer: bounds the activations, which grow with them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,13 +264,13 @@ def _maps(file: LadderFile, rungs: tuple[RungSpec, ...], path: Path) -> dict[tup
 
 
 def _routes(rungs: tuple[RungSpec, ...], maps: Mapping[tuple[str, str], Path]) -> tuple[Route, ...]:
-    resident = {pair: predict.map_bytes(read_header(file)) for pair, file in maps.items()}
+    map_bytes = {pair: predict.map_bytes(read_header(file)) for pair, file in maps.items()}
     routes: list[Route] = []
     for source in rungs:
         for dest in rungs:
             pair = (source.weights, dest.weights)
             if source.name != dest.name and source.weights == dest.weights:
                 routes.append(Route(source.name, dest.name, RouteKind.CARRY))
-            elif pair in resident:
-                routes.append(Route(source.name, dest.name, RouteKind.PROJECT, resident[pair]))
+            elif pair in map_bytes:
+                routes.append(Route(source.name, dest.name, RouteKind.PROJECT, map_bytes[pair]))
     return tuple(routes)

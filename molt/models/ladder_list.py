@@ -29,7 +29,7 @@ class RungHere:
 
 @dataclass(frozen=True, slots=True)
 class LadderHere:
-    """One ladder; ``missing`` says why it cannot be read at all."""
+    """One ladder; ``missing`` is the reason why it cannot be read at all."""
 
     name: str
     rungs: tuple[RungHere, ...]
@@ -42,7 +42,7 @@ class LadderHere:
 
 
 def ladders() -> tuple[LadderHere, ...]:
-    """Every ladder that ships with Molt, by name; one that is broken is an entry that says so."""
+    """Every ladder that ships with Molt, by name; a broken one is an entry with its error."""
     return tuple(map(ladder, ladder_names()))
 
 

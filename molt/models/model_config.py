@@ -1,4 +1,4 @@
-"""What a model's ``config.json`` says of its shape, or why the model cannot be a rung.
+"""The shape of a model from its ``config.json``, or the reason why the model cannot be a rung.
 
 Supported: dense decoders of the families in ``FAMILIES`` with full attention in every layer (multi-head or
 grouped-query) and rotary positions over the whole head. All else is refused by name rather than guessed at.
@@ -230,7 +230,7 @@ def _rope(fields: _Fields) -> RopeShape:
 
 
 def _rope_settings(fields: _Fields) -> tuple[str, dict[str, Any]]:
-    """The table that counts, with its key: ``rope_scaling``, where it says anything, as in transformers."""
+    """The table that counts, with its key: ``rope_scaling``, unless it is empty, as in transformers."""
     if fields.rope_scaling or fields.rope_parameters is None:
         return "rope_scaling", fields.rope_scaling or {}
     return "rope_parameters", fields.rope_parameters

@@ -1,4 +1,4 @@
-"""Fitting a ladder writes maps that the engine accepts, the same ones every time, and says how good they are."""
+"""Fitting a ladder writes maps that the engine accepts, the same ones every time, with their residuals."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_killed_fit_goes_on_and_writes_the_same_bytes(
         fit_ladder(str(ladder), tmp_path / "killed", corpus, OPTIONS, killed)
     again: list[int] = []
     fit_ladder(str(ladder), tmp_path / "killed", corpus, OPTIONS, lambda phase, rows: again.append(rows))
-    assert again[0] > read[-2], "what was read is not read again"
+    assert again[0] > read[-2], "what was collected is not collected again"
     assert {path.name for path in (tmp_path / "killed").iterdir()} == {
         path.name for path in (tmp_path / "whole").iterdir()
     }, "and nothing is left of the checkpoint"

@@ -93,10 +93,10 @@ def test_what_a_sharpened_map_leaves_unexplained_is_what_is_measured_of_it(kv_ma
     held = measured(kv_map, blocks)
     calm = held.unexplained()
     held.sharpen(0.5)
-    told, again = held.unexplained(), measured(held.kv_map, blocks).unexplained()
-    for one, other in zip(told, again, strict=True):
+    sharp, again = held.unexplained(), measured(held.kv_map, blocks).unexplained()
+    for one, other in zip(sharp, again, strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-6)
-    assert told[0][2] > calm[0][2]
+    assert sharp[0][2] > calm[0][2]
 
 
 def test_without_strength_nothing_changes(kv_map: KVMap) -> None:

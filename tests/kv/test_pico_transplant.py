@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 import molt.kv  # noqa: F401
-from molt.fitting.fit import resident
+from molt.fitting.fit import load_for_fit
 from molt.kv import map_file
 from molt.kv import transplant as transplant_module
 from molt.kv.cache import PreallocatedCache
@@ -47,7 +47,7 @@ def ladder() -> LadderSpec:
 
 @cache
 def rung(name: str) -> LoadedRung:
-    return resident(ladder(), ladder().rung(name))
+    return load_for_fit(ladder(), ladder().rung(name))
 
 
 @cache

@@ -327,7 +327,7 @@ BROKEN_SOURCES: dict[str, tuple[Callable[[Path], object], str]] = {
         change_config(layer_types=["sliding_attention"]),
         "layer_types: 'sliding_attention' is not supported",
     ),
-    "window unless told otherwise": (
+    "window as the default": (
         change_config(model_type="mistral", architectures=None),
         "sliding_window: 4096: sliding windows are not supported",
     ),

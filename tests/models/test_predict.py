@@ -85,16 +85,16 @@ def test_scratch_is_the_peak_of_a_step(tmp_path: Path, changes: dict[str, Any], 
     """A full chunk at the end of the context, or one sampled token: the prediction is met within 1 %."""
     config = QWEN2 | {"max_position_embeddings": 512} | changes
     shape = spec(write_model(tmp_path, config), precision).shape
-    resident = LoadedRung(
+    loaded = LoadedRung(
         load(spec(tmp_path, precision)).decoder, predict.kv_layout(shape), shape.positions, shape.vocab
     )
     first = shape.positions - predict.PREFILL_CHUNK_TOKENS
-    cache = resident.read_afresh([0] * first, spare=predict.PREFILL_CHUNK_TOKENS)
+    cache = loaded.read_afresh([0] * first, spare=predict.PREFILL_CHUNK_TOKENS)
     twin = cache.fork(spare=1)
     with LiveBytes() as reading:
-        resident.read(cache, [0] * predict.PREFILL_CHUNK_TOKENS, first)
+        loaded.read(cache, [0] * predict.PREFILL_CHUNK_TOKENS, first)
     with LiveBytes() as sampling:
-        sample(resident.step(twin, [0], first)[0], 0.8, 0.9, 0.5)
+        sample(loaded.step(twin, [0], first)[0], 0.8, 0.9, 0.5)
     predicted = predict.scratch_bytes(shape, precision)
     assert max(reading.peak, sampling.peak) <= predicted
     if precision != "bf16" and reading.peak > sampling.peak:

@@ -1,4 +1,4 @@
-"""Logs told in a few words, written by ``molt.formats.log.Log`` as any world writes them."""
+"""Logs in a few words, written by ``molt.formats.log.Log`` as any world writes them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HEADER: dict[str, Any] = {
 
 
 class Story:
-    """One log in the making. Times are in milliseconds; a method tells one thing and returns the story."""
+    """One log in the making. Times are in milliseconds; a method adds one record or more and returns the story."""
 
     def __init__(self, **header: Any) -> None:
         self._sink = io.StringIO()

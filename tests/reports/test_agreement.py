@@ -1,4 +1,4 @@
-"""The same scenario in two worlds: what differs is told with its sign, what must be the same is compared exactly."""
+"""The same scenario in two worlds: what differs is shown with its sign, what must be the same is compared exactly."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_of_several_rounds_every_number_is_the_median_and_the_real_ones_have_a_s
 
 def test_differences_are_told_round_by_round() -> None:
     alike, killed = (survivor().run(), survivor().run()), (survivor().run(), victim().run())
-    told = agreement("molt", [alike, killed]).verdict
-    assert told.startswith(
+    shown = agreement("molt", [alike, killed]).verdict
+    assert shown.startswith(
         "round 1: kills and rungs agree exactly; round 2: killed 0 times in the simulation, 1"
     )
 
@@ -67,9 +67,9 @@ def test_kills_and_rungs_are_compared_exactly() -> None:
 
 def test_the_page_says_how_many_numbers_are_as_near_as_they_should_be() -> None:
     near, far = agreement("molt", [in_both(19, 20)]), agreement("hold", [in_both(4, 5)])
-    told = markdown([near, far])
-    assert "Of 4 mean times 2 are within 10%; they are 12.5% off on average." in told
-    assert "Of 2 peaks 2 are within 5%; they are 0.0% off on average." in told
+    shown = markdown([near, far])
+    assert "Of 4 mean times 2 are within 10%; they are 12.5% off on average." in shown
+    assert "Of 2 peaks 2 are within 5%; they are 0.0% off on average." in shown
 
 
 def test_the_command_compares_what_both_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

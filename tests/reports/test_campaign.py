@@ -1,4 +1,4 @@
-"""A campaign's page says who was killed, with exact bounds, and shows every trial that went beyond its bound."""
+"""A campaign's page counts the kills, with exact bounds, and shows every trial that went beyond its bound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SESSION = {
 
 
 def trial(kills: int = 0, *, over_mib: int = -5, room_mib: int = 10, reaction_ms: int = 40) -> dict[str, Any]:
-    """At 100 MiB/s, told with so much room, and relieved so much later: 10 ms for the look come on top."""
+    """At 100 MiB/s, the budget reported with so much room, and relief so much later: 10 ms for the look come on top."""
     return {
         "kills": kills,
         "line_bytes": 200 * MIB,
@@ -83,7 +83,7 @@ def test_void_pairs_do_not_count() -> None:
     assert f"at most {100 * upper_bound(1, 2):.1f} % of such cases" in page
 
 
-def test_controls_are_told_apart() -> None:
+def test_controls_are_counted_by_signal() -> None:
     control = {"signal": "psi", **trial(1)}
     found = campaign(
         row(0, trial(), control=control), row(1, trial(), control={"signal": "psi", "void": "x"})

@@ -50,6 +50,6 @@ def test_anything_else_is_refused_in_one_line(
     if text is not None:
         path.write_text(text, encoding="utf-8")
     assert main([str(path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"molt: {path}: ")
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"molt: {path}: ")
+    assert printed.count("\n") == 1

@@ -104,6 +104,6 @@ def test_a_folder_without_a_summary_is_refused_in_one_line(
     if text is not None:
         (tmp_path / "summary.json").write_text(text, encoding="utf-8")
     assert main([str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"molt: {tmp_path / 'summary.json'}: ")
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"molt: {tmp_path / 'summary.json'}: ")
+    assert printed.count("\n") == 1

@@ -23,23 +23,24 @@ KERNEL = {
 }
 
 
-def relieved(*, told: int = 308, short: bool = True) -> Story:
-    """Memory goes away from 300 ms on, is short at 304 ms, told at ``told``, heard at 312, back at 320 ms."""
+def relieved(*, reported: int = 308, short: bool = True) -> Story:
+    """Memory goes away from 300 ms on, is short at 304 ms; the budget is reported at ``reported`` and read at 312 ms,
+    and the memory is back at 320 ms."""
     story = (
         Story()
         .record("kernel", 0, peak_bytes=4000, kills=0, **KERNEL)
         .memory(0, 1000, 700)
         .record("pressure", 300, taken_bytes=100, budget_bytes=900)
         .record("pressure", 304, taken_bytes=500, budget_bytes=500 if short else 800)
-        .record("signal", told, budget_bytes=500, usage_bytes=4200, rate_bytes_per_s=0)
+        .record("signal", reported, budget_bytes=500, usage_bytes=4200, rate_bytes_per_s=0)
     )
     log = story.log
     story.tokens(312)
-    cause = log.event(e.BudgetChanged(at_ns=told * MS, budget_bytes=500))
+    cause = log.event(e.BudgetChanged(at_ns=reported * MS, budget_bytes=500))
     demote = d.Demote(tenant="chat", source="tier0", dest="tier1", route=RouteKind.PROJECT, capacity=10)
-    switch = log.decision(demote, told * MS, cause)
-    release = log.decision(d.Release(rung="tier0"), told * MS, cause)
-    load = log.decision(d.Load(rung="tier1"), told * MS, cause)
+    switch = log.decision(demote, reported * MS, cause)
+    release = log.decision(d.Release(rung="tier0"), reported * MS, cause)
+    load = log.decision(d.Load(rung="tier1"), reported * MS, cause)
     log.event(e.RungReleased(at_ns=320 * MS, rung="tier0", freed_bytes=600, decision=release))
     story.memory(320, 500, 60)
     log.event(e.RungLoaded(at_ns=350 * MS, rung="tier1", decision=load))
@@ -68,7 +69,7 @@ def test_relief_falls_into_its_parts() -> None:
 
 
 def test_who_was_told_ahead_waited_less_than_nothing() -> None:
-    assert real_processes.signal_ms(relieved(told=302).run())["p50"] == -2
+    assert real_processes.signal_ms(relieved(reported=302).run())["p50"] == -2
 
 
 def test_without_need_there_is_no_delay_of_the_signal() -> None:

@@ -316,7 +316,7 @@ def test_texts_mark_rungs_and_pauses(run_dir: Path) -> None:
     assert text == f"[tier0] {HOSTILE} [tier0 -> tier1, 150ms]  | `*x*` [finished: length]\n"
 
 
-def test_texts_tell_every_attempt() -> None:
+def test_texts_have_every_attempt() -> None:
     run = victim().run()
     assert tenant_text(run.answers["chat"]) == (
         "[tier0] ▪▪ [attempt 1, lost at 0.3 s with 2 tokens]\n\n[tier0] ▪▪▪ [attempt 2, finished: length]\n"
@@ -333,13 +333,13 @@ def test_a_switch_before_the_first_token_has_no_pause() -> None:
 
 
 @given(stories())
-def test_fragments_hold_every_token_and_seam_once(story: Story) -> None:
+def test_fragments_hold_every_token_and_switch_once(story: Story) -> None:
     for attempt in story.run().attempts:
         pieces = list(fragments(attempt))
-        joints = [piece.switch for piece in pieces if isinstance(piece, SwitchMark)]
-        stretches = [piece for piece in pieces if not isinstance(piece, SwitchMark)]
-        assert joints == attempt.switches
-        assert sum(stretch.tokens for stretch in stretches) == len(attempt.tokens)
+        marks = [piece.switch for piece in pieces if isinstance(piece, SwitchMark)]
+        spans = [piece for piece in pieces if not isinstance(piece, SwitchMark)]
+        assert marks == attempt.switches
+        assert sum(span.tokens for span in spans) == len(attempt.tokens)
 
 
 @given(st.lists(st.text(max_size=100), unique=True, max_size=6))

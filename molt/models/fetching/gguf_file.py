@@ -1,6 +1,6 @@
 """GGUF files: metadata and tensors, read with every count, length and offset checked against the file first.
 
-The header is read here rather than by ``gguf.GGUFReader``, which believes what the file says and takes seconds
+The header is read here rather than by ``gguf.GGUFReader``, which trusts the file and takes seconds
 for a large vocabulary. The arithmetic of the quantised types is that package's. Nothing is mapped: a tensor is
 read when it is asked for, in pieces, so a file cut short meanwhile is an error and no crash.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -157,7 +157,7 @@ def read_values(gguf: GgufFile, tensor: GgufTensor) -> np.ndarray:
 
 
 class _Header:
-    """Reads forward through the header; ``place`` says where for the message of whatever is wrong."""
+    """Reads forward through the header; ``place`` names where it is, for messages."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file = path, file

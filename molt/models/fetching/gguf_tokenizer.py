@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata as a ``tokenizer.json``.
 
-Only byte-level BPE, the kind of the supported models. What the file does not say, how text is cut before
-merging, it names (``tokenizer.ggml.pre``); ``PRE_TOKENIZERS`` has what each name means in the models that use it.
+Only byte-level BPE, the kind of the supported models. The file only names its pre-tokenizer, which splits text
+before merging (``tokenizer.ggml.pre``); ``PRE_TOKENIZERS`` has what each name means in the models that use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TURN_TOKENS = (*ENDS, "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How text is cut before merging: by a pattern, or (``None``) single digits and then GPT-2's own pattern."""
+    """How text is split before merging: by a pattern, or (``None``) single digits and then GPT-2's own pattern."""
 
     pattern: str | None
     is_nfc: bool = False  # text is normalised to NFC first
@@ -75,27 +75,27 @@ def build(gguf: GgufFile) -> Tokenizer:
         processors,
     )
 
-    cut = _cut(gguf)
+    pre_tokenizer = _pre_tokenizer(gguf)
     tokens, kinds, merges = _entries(gguf)
     # The model has the added tokens too: their ids lie wherever the file has them, not behind the others.
     vocab = {
         text: token for token, (text, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != UNUSED
     }
     try:
-        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=cut.takes_whole))
+        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre_tokenizer.takes_whole))
     except Exception as error:  # the library has no type of its own; its text names the merge
         raise LadderError(f"{gguf.path}: tokenizer.ggml.merges: {error}") from None
-    if cut.is_nfc:
+    if pre_tokenizer.is_nfc:
         tokenizer.normalizer = normalizers.NFC()
-    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut.pattern is None)
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre_tokenizer.pattern is None)
     first = (
         pre_tokenizers.Digits(individual_digits=True)
-        if cut.pattern is None
-        else pre_tokenizers.Split(Regex(cut.pattern), behavior="isolated")
+        if pre_tokenizer.pattern is None
+        else pre_tokenizers.Split(Regex(pre_tokenizer.pattern), behavior="isolated")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, by_bytes])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _post_processor(gguf, tokens, cut, processors)
+    tokenizer.post_processor = _post_processor(gguf, tokens, pre_tokenizer, processors)
     for kind in (CONTROL, USER_DEFINED):
         added = [
             AddedToken(text, special=kind == CONTROL, normalized=False)
@@ -121,7 +121,7 @@ def chat_template(gguf: GgufFile) -> str | None:
     return template if isinstance(template, str) and template else None
 
 
-def _cut(gguf: GgufFile) -> PreTokenizer:
+def _pre_tokenizer(gguf: GgufFile) -> PreTokenizer:
     model, pre = gguf.metadata.get("tokenizer.ggml.model"), gguf.metadata.get("tokenizer.ggml.pre")
     if model != "gpt2":
         raise LadderError(f"{gguf.path}: tokenizer.ggml.model: {show(model)} is not supported; valid: gpt2")
@@ -163,14 +163,16 @@ def _list(gguf: GgufFile, name: str, kind: type) -> tuple[Any, ...]:
     return values
 
 
-def _post_processor(gguf: GgufFile, tokens: tuple[str, ...], cut: PreTokenizer, processors: Any) -> Any:
+def _post_processor(
+    gguf: GgufFile, tokens: tuple[str, ...], pre_tokenizer: PreTokenizer, processors: Any
+) -> Any:
     """Adds the token that begins a text, where the file asks for it, or its kind of tokenizer has one."""
     by_bytes = processors.ByteLevel(trim_offsets=False)
     if _flag(gguf, "add_eos_token", default=False):
         raise LadderError(
             f"{gguf.path}: tokenizer.ggml.add_eos_token: a token after every text is not supported"
         )
-    if not _flag(gguf, "add_bos_token", default=cut.adds_bos):
+    if not _flag(gguf, "add_bos_token", default=pre_tokenizer.adds_bos):
         return by_bytes
     token = gguf.metadata.get("tokenizer.ggml.bos_token_id")
     if type(token) is not int or not 0 <= token < len(tokens):

@@ -1,9 +1,9 @@
 """Measures the shipped rungs on held-out documents and checks the gates they must pass.
 
 - *Bits per byte*: the cost of a document under the rung, over its UTF-8 bytes; `xz -9` on the same
-  documents, joined, is the yardstick.
+  documents, joined, is what it is compared with.
 - *Context*: the loss of the first 16, 32 and 64 tokens of a continuation, with 256 tokens of history and
-  with none. A cache carried from one rung to another can only be worth something if history is.
+  with none. A cache transplanted from one rung to another can only be worth something if history is.
 
     python -m molt.models.pico.evaluate              # all held-out documents; writes evaluation.json
     python -m molt.models.pico.evaluate --shipped    # the excerpts in the package; writes nothing

@@ -237,13 +237,13 @@ def test_any_text_comes_back_and_special_tokens_are_one_id(pre: str, tmp_path: P
     assert tokenizer.encode(" hello").tokens == [*begin, "Ġhello"]
 
 
-def test_digits_are_cut_as_the_model_learnt_them(tmp_path: Path) -> None:
+def test_digits_are_split_as_the_model_learnt_them(tmp_path: Path) -> None:
     tensors = random_tensors(tmp_path / "hf", QWEN2)
-    cuts = {}
+    pieces = {}
     for pre in ("qwen2", "llama-bpe", "smollm"):
         tokenizer: Tokenizer = build(read_gguf(write_gguf(tmp_path / "x.gguf", QWEN2, tensors, pre=pre)))
-        cuts[pre] = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("12345 I'LL")]
-    assert cuts == {
+        pieces[pre] = [piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str("12345 I'LL")]
+    assert pieces == {
         "qwen2": ["1", "2", "3", "4", "5", "ĠI", "'LL"],
         "llama-bpe": ["123", "45", "ĠI", "'LL"],
         "smollm": ["1", "2", "3", "4", "5", "ĠI", "'", "LL"],
@@ -278,7 +278,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "a part of the head": ({"keys": {"qwen2.rope.dimension_count": 8}}, "RoPE over a part of the head"),
     "experts": ({"keys": {"qwen2.expert_count": 8}}, "a mixture of experts is not supported"),
     "a tokenizer of pieces": ({"keys": {"tokenizer.ggml.model": "llama"}}, "'llama' is not supported; valid: gpt2"),
-    "an unknown cut": ({"pre": "qwen"}, "tokenizer.ggml.pre: 'qwen' is not supported; did you mean 'qwen2'?"),
+    "an unknown pre-tokenizer": ({"pre": "qwen"}, "tokenizer.ggml.pre: 'qwen' is not supported; did you mean 'qwen2'?"),
     "a token beyond the last": ({"keys": {"tokenizer.ggml.eos_token_id": 999}}, "999 is none of the 320 tokens"),
     "a token twice": ({"tokens": (("Ġhello", 1),)}, "'Ġhello' a second time"),
     "a tensor of no use": ({"extra": {"x.weight": np.zeros((2, 2), np.float32)}}, "tensor 'x.weight' is no parameter"),

@@ -41,10 +41,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fetched(target: Path, wanted: PartsSource | None = None) -> int:
     """Join and check; the number of bytes that were reported as joined."""
-    told: list[int] = []
-    parts.join(wanted or source(), target, told.append)
+    joined: list[int] = []
+    parts.join(wanted or source(), target, joined.append)
     parts.check_sha256(wanted or source(), target, lambda _: None)
-    return sum(told)
+    return sum(joined)
 
 
 def refusal(target: Path, wanted: PartsSource | None = None) -> str:
