@@ -78,7 +78,7 @@ def as_rung(spec: LadderSpec, rung: LoadedWeights) -> LoadedRung:
 
 
 def prefill(rung: LoadedRung, ids: list[int]) -> Callable[[], object]:
-    """Reads ``PROMPT_TOKENS`` into a new cache."""
+    """Prefills ``PROMPT_TOKENS`` into a new cache."""
     return lambda: rung.read_afresh(ids[:PROMPT_TOKENS])
 
 

@@ -1,4 +1,4 @@
-"""Checks a ladder on a device and times what a switch is made of: prefill, decode, transplant, release.
+"""Checks a ladder on a device and times the parts of a switch: prefill, decode, transplant, release.
 
 ``python -m benchmarks.device [LADDER] [--device cuda]``
 

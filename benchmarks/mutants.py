@@ -11,7 +11,7 @@ The sample goes to ``benchmarks/results/mutants.json``, in which every survivor 
 missing and was added, or it is equivalent, or a test outside the subset notices. ``python -m benchmarks.mutants page``
 makes ``docs/lab-notes/mutants.md``.
 
-``thin`` leaves one mutant a place, in random order, so that what is done when it is stopped is a fair sample. It leaves
+``thin`` leaves one mutant a place, in random order, so that a run that is stopped early is a fair sample. It leaves
 out what is never run (annotations) and what cannot be survived (unions of types, patterns).
 """
 

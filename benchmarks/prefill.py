@@ -1,8 +1,8 @@
-"""How fast a live world reads a prompt, beside the same engine reading it alone.
+"""How fast a live world prefills a prompt, beside the same engine prefilling it alone.
 
-``python -m benchmarks.prefill [LADDER]``. Alone, one call reads the whole prompt. In a run the world looks for news
-between two slices, and can stop there. Both are measured by turns, rung by rung, with the engine in a process of its
-own. The ratio is what a run keeps of the speed; during the longest slice it could not have stopped.
+``python -m benchmarks.prefill [LADDER]``. Alone, one call prefills the whole prompt. In a run the world looks for new
+facts between two slices, and can stop there. Both are measured in turns, rung by rung, with the engine in a process of
+its own. The ratio is the share of the speed that a run keeps; during the longest slice it could not have stopped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def request(rung_seed: int) -> Request:
 
 
 def alone_s(engine: RemoteEngine, rung: str) -> float:
-    """Seconds of one call that reads the prompt."""
+    """Seconds of one call that prefills the prompt."""
     engine.admit("alone", request(1), rung, PROMPT_TOKENS + 1)
     begin_s = time.perf_counter()
     engine.prefill("alone", PROMPT_TOKENS, PREFILL_CHUNK)
@@ -49,7 +49,7 @@ def alone_s(engine: RemoteEngine, rung: str) -> float:
 
 
 class Watched(RemoteEngine):
-    """Notes how long each call of prefill took, and lives on when a world has ended."""
+    """An engine that notes how long each call of prefill took, and outlives a world."""
 
     def __init__(self, spec: ChildSpec) -> None:
         super().__init__(spec)
@@ -64,7 +64,7 @@ class Watched(RemoteEngine):
                 self.slices_s.append(time.perf_counter() - begin_s)
 
     def hurry(self, within_s: float) -> None:
-        """Nothing: the child is wanted again."""
+        """Nothing: the child is used again."""
 
     def kill(self) -> None:
         """Nothing: ``end`` does it."""

@@ -1,8 +1,8 @@
-"""What a person waits for: the server with many answers at once, with and without a budget that never rests.
+"""Latencies of a server with many answers at once, with a constant budget and with one that changes all the time.
 
 ``python -m benchmarks.serve [--ladder pico] [--streams 16] [--seconds 60] [--hz 10] [--out FILE]``
 
-Each stream asks again as soon as its answer is complete. TTFT is from sending a request to its first token, ITL between
+Each stream sends the next request as soon as its answer is complete. TTFT is from sending a request to its first token, ITL between
 two tokens of an answer, both as the client sees them, which shares the machine with the server. Under pressure the
 budget goes back and forth, ``hz`` times a second, between room for every answer on the largest rung and on the next.
 """

@@ -1,8 +1,8 @@
 """What the benchmarks share: candidates timed in turns, and the speed at which this machine reads memory.
 
-A machine that is shared is fast in one minute and slow in the next, so everything that is compared is timed
-alternately within one process, and a median is taken of each. How much of the processor others used
-meanwhile is reported with the result.
+A shared machine is fast in one minute and slow in the next, so everything that is compared is timed in turns within
+one process, and a median is taken of each. How much of the processor other programs used meanwhile is reported with
+the result.
 """
 
 from __future__ import annotations
