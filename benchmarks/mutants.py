@@ -30,6 +30,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from molt.units import show_percent
 from reports.confidence import lower_bound
 
 RESULTS = Path(__file__).resolve().parent / "results" / "mutants.json"
@@ -123,8 +124,8 @@ def _score(sample: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(kinds["equivalent"]),
         f"{noticed} of {real}",
-        f"{100 * noticed / real:.1f} %",
-        f"{100 * lower_bound(noticed, real):.1f} %",
+        show_percent(noticed / real, 1),
+        show_percent(lower_bound(noticed, real), 1),
     )
 
 

@@ -2,9 +2,10 @@
 
 ``python -m benchmarks.serve [--ladder pico] [--streams 16] [--seconds 60] [--hz 10] [--out FILE]``
 
-Each stream sends the next request as soon as its answer is complete. TTFT is from sending a request to its first token,
-ITL between two tokens of an answer, both as the client sees them, which shares the machine with the server. Under
-pressure the budget goes back and forth, ``hz`` times a second, between room for every answer on the largest rung and on the next.
+Each stream sends the next request as soon as its answer is complete. TTFT is from sending a request to its first
+token, ITL between two tokens of an answer, both as the client sees them, which shares the machine with the server.
+Under pressure the budget goes back and forth, ``hz`` times a second, between room for every answer on the largest
+rung and on the next.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ MIB = 2**20
 MS_NS, SECOND_NS = 1_000_000, 1_000_000_000
 QUANTITY_MAX = 2**63 - 1
 """Largest number of bytes, nanoseconds or millionths that is accepted: it fits a signed 64-bit word."""
+ABSENT = "–"
+"""Shown where there is no quantity."""
 
 _TEXT_CHARS_MAX = 40
 _DECIMALS_MAX = 6  # of an exact text; a longer one is never the shortest
@@ -139,6 +141,11 @@ def show_size(size_bytes: int) -> str:
 def show_duration(duration_ns: int) -> str:
     """A duration in nanoseconds for people: three digits or so, perhaps a sign."""
     return _show(duration_ns, DURATION.units)
+
+
+def show_percent(share: float, decimals: int = 0) -> str:
+    """A fraction for people, as a percentage with so many decimals."""
+    return f"{100 * share:.{decimals}f} %"
 
 
 def pattern(dimension: Dimension) -> str:

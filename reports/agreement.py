@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from molt.errors import InputError
 from molt.formats.log import FILE_NAME, RETOLD
-from molt.units import MS_NS
+from molt.units import ABSENT, MS_NS
 from reports import formatting, metrics
 from reports.metrics import nearest_rank
 from reports.publish import command
@@ -168,7 +168,7 @@ def markdown(agreements: list[Agreement]) -> str:
             c.shown(c.simulated),
             c.shown(c.real),
             _signed(c),
-            _percent(c.error),
+            formatting.signed_percent(c.error),
             formatting.percent(c.spread),
         ]
         for one in agreements
@@ -251,17 +251,13 @@ def _size(value: float | None) -> str:
 def _signed(compared: Compared) -> str:
     """The difference in the unit of its numbers."""
     if (difference := compared.difference) is None:
-        return formatting.ABSENT
+        return ABSENT
     return f"{'-' if difference < 0 else '+'}{compared.shown(abs(difference))}"
 
 
 def _median(values: Iterable[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return median(found) if found else None
-
-
-def _percent(error: float | None) -> str:
-    return formatting.ABSENT if error is None else f"{100 * error:+.1f} %"
 
 
 def main(arguments: list[str]) -> int:

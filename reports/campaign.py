@@ -26,7 +26,7 @@ from typing import Any
 from tabulate import tabulate
 
 from molt.errors import InputError
-from molt.units import MIB, MS_NS, SECOND_NS, format_size
+from molt.units import MIB, MS_NS, SECOND_NS, format_size, show_percent
 from reports import formatting
 from reports.confidence import lower_bound, upper_bound
 from reports.metrics import nearest_rank
@@ -137,8 +137,8 @@ def kill_table(campaign: Campaign) -> str:
             len(rows),
             kills(rows, "hold"),
             kills(rows, "molt"),
-            _percent(upper_bound(kills(rows, "molt"), len(rows))),
-            _mib_per_s(max((row["molt"]["fastest_bytes_per_s"] for row in rows), default=0)),
+            show_percent(upper_bound(kills(rows, "molt"), len(rows)), 1),
+            formatting.rate(max((row["molt"]["fastest_bytes_per_s"] for row in rows), default=0)),
         ]
         for name, rows in groups
     ]
@@ -157,7 +157,7 @@ def control_table(campaign: Campaign) -> str:
             signal,
             len(found),
             dead := sum(t["kills"] > 0 for t in found),
-            _percent(lower_bound(dead, len(found))),
+            show_percent(lower_bound(dead, len(found)), 1),
         ]
         for signal, found in sorted(trials.items())
     ]
@@ -192,7 +192,7 @@ def page(campaign: Campaign, name: str, made_by: str) -> str:
             "",
             f"Of {len(campaign.rows)} pairs {len(campaign.void)} were void. In the other {count} the process that "
             f"holds its model was killed {kills(valid, 'hold')} times, the one that changes it {dead} times: "
-            f"with 95 % confidence it is killed in at most {_percent(upper_bound(dead, count))} of such cases.",
+            f"with 95 % confidence it is killed in at most {show_percent(upper_bound(dead, count), 1)} of such cases.",
             "",
             kill_table(campaign),
             "",
@@ -330,15 +330,7 @@ def _rate_key(row: Row) -> float:
 
 
 def _shown_rate(rate: float) -> str:
-    return "flat out" if rate == float("inf") else f"{rate / MIB:.0f} MiB/s"
-
-
-def _mib_per_s(rate: int) -> str:
-    return f"{rate / MIB:.0f} MiB/s"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return "flat out" if rate == float("inf") else formatting.rate(rate)
 
 
 def _reasons(campaign: Campaign) -> list[str]:

@@ -10,12 +10,24 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from molt.evals import text_tables
-from molt.evals.result import HandoffTable, Origin, RouteTable, SwitchCost, Table, joined, read, to_json
+from molt.evals.result import (
+    HandoffTable,
+    JudgedRow,
+    Origin,
+    RouteTable,
+    SwitchCost,
+    Table,
+    joined,
+    read,
+    to_json,
+)
+from molt.units import ABSENT, show_percent
 from reports.formatting import machine, printable
 from reports.page import TEMPLATES
 from reports.publish import PUBLISHED, run_command
@@ -116,36 +128,33 @@ def publish(paths: Sequence[Path], published: Path = PUBLISHED) -> list[str]:
 def readme_table(table: HandoffTable, source: str, dest: str) -> str:
     """The main rows of one route as a Markdown table, and a line on what it was made from."""
     route = next(one for one in table.routes if (one.source, one.dest) == (source, dest))
-    return f"{text_tables.markdown(_short(route))}\n\n{text_tables.setting(table.texts)}"
+    rows = [row for row in route.rows if row.name.startswith(HANDOFF_ROWS)]
+    costs = ("FLOPs saved", *(_flops_saved(row, route) for row in rows))
+    main = judged(f"cache given to {route.dest}", rows)
+    headers, *body = ((*cells, cost) for cells, cost in zip((main.headers, *main.rows), costs, strict=True))
+    grid = replace(main, headers=headers, rows=tuple(body))
+    return f"{text_tables.markdown(grid)}\n\n{text_tables.setting(table.texts)}"
 
 
-def _short(route: RouteTable) -> text_tables.Grid:
-    rows = []
-    for row in route.rows:
-        if not row.name.startswith(HANDOFF_ROWS):
-            continue
-        of, cost = row.columns, row.cost
-        rows.append(
-            (
-                row.name,
-                text_tables.nats(of["kl"].mean),
-                text_tables.nats(of["kl"].tail),
-                f"{of['top1'].mean:.2f}",
-                f"{text_tables.percent(of['recovered'].mean)} %",
-                text_tables.ABSENT
-                if cost is None
-                else f"{100 * (1 - cost.flops / route.reread_flops):.0f} %",
-            )
-        )
-    headers = (
-        f"cache given to {route.dest}",
-        "KL, mean",
-        "KL, p95",
-        "top-1",
-        "recovered context",
-        "FLOPs saved",
+def judged(heading: str, rows: Sequence[JudgedRow]) -> text_tables.Grid:
+    """The main columns of some rows; ``heading`` is that of their names."""
+    headers = (heading, "KL, mean", "KL, p95", "top-1", "recovered context")
+    return text_tables.Grid("", "", headers, tuple(map(_main_columns, rows)))
+
+
+def _main_columns(row: JudgedRow) -> tuple[str, ...]:
+    of = row.columns
+    return (
+        row.name,
+        text_tables.nats(of["kl"].mean),
+        text_tables.nats(of["kl"].tail),
+        f"{of['top1'].mean:.2f}",
+        show_percent(of["recovered"].mean),
     )
-    return text_tables.Grid("", "", headers, tuple(rows))
+
+
+def _flops_saved(row: JudgedRow, route: RouteTable) -> str:
+    return ABSENT if row.cost is None else text_tables.flops_saved(row.cost.flops, route.reread_flops)
 
 
 def with_tables(text: str, published: Path = PUBLISHED) -> str:

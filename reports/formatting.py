@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from molt.units import MS_NS, show_duration, show_size
+from molt.units import ABSENT, MIB, MS_NS, show_duration, show_percent, show_size
 
-ABSENT = "–"
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
 _CONTROLS = {code: picture for code, picture in _PICTURES.items() if chr(code) not in "\n\t"}
 _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0x80, 0xA0)), 0xFFFD)
@@ -37,7 +36,17 @@ def percent(share: float | None) -> str:
         return "<1 %"
     if 0.995 < share < 1:
         return ">99 %"
-    return f"{100 * share:.0f} %"
+    return show_percent(share)
+
+
+def signed_percent(share: float | None) -> str:
+    """A signed fraction as a percentage to a tenth."""
+    return ABSENT if share is None else f"{'-' if share < 0 else '+'}{show_percent(abs(share), 1)}"
+
+
+def rate(bytes_per_s: float) -> str:
+    """Bytes per second, in MiB."""
+    return f"{bytes_per_s / MIB:.0f} MiB/s"
 
 
 def number(value: int | None) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from molt.units import MS_NS
+from molt.units import ABSENT, MS_NS
 from reports import formatting
 from reports.chart import CHART_WIDTH, LANE_HEIGHT, MEMORY_HEIGHT, Chart, chart, rung_style, shared_scale
 from reports.real_processes import REAL_METRICS
@@ -244,7 +244,7 @@ def _definition(metric: Any) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in sorted(value.items()))
-    return formatting.ABSENT if value is None else str(value)
+    return ABSENT if value is None else str(value)
 
 
 def _pretty(value: Any) -> str:

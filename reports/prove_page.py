@@ -16,7 +16,7 @@ from typing import Any
 from tabulate import tabulate
 
 from molt.errors import InputError
-from molt.units import show_duration, show_size
+from molt.units import show_duration, show_percent, show_size
 from reports.confidence import upper_bound
 from reports.formatting import machine, printable
 from reports.publish import PUBLISHED, run_command
@@ -111,7 +111,7 @@ def _worst(of: Mapping[str, Any]) -> str:
             show_size(one["before_enforcement_bytes"]),
             show_duration(one["since_fall_ns"]),
             show_duration(one["at_a_stretch_ns"]),
-            f"{100 * one['share_of_bound']:.1f} %",
+            show_percent(one["share_of_bound"], 1),
         ]
         for policy, one in of.items()
     ]

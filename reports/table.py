@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from molt.units import MIB
+from molt.units import ABSENT, MIB
 from reports import formatting
 
 Policy = Mapping[str, Any]  # one policy's part of the summary
@@ -125,7 +125,7 @@ def _real_lines(policies: list[Policy]) -> tuple[Line, ...]:
 
 
 def _real(text: Callable[[Mapping[str, Any]], str]) -> Callable[[Policy], Cell]:
-    return _plain(lambda p: text(p["real"]) if "real" in p else formatting.ABSENT)
+    return _plain(lambda p: text(p["real"]) if "real" in p else ABSENT)
 
 
 def _spread(name: str) -> Callable[[Policy], Cell]:
@@ -136,7 +136,7 @@ def _spread(name: str) -> Callable[[Policy], Cell]:
 
 _REAL_LINES: tuple[Line, ...] = (
     ("Kernel", "kills by its own count", _real(lambda r: formatting.number(r["kernel_kills"]))),
-    ("Kernel", "victims", _real(lambda r: ", ".join(r["victims"]) or formatting.ABSENT)),
+    ("Kernel", "victims", _real(lambda r: ", ".join(r["victims"]) or ABSENT)),
     ("Kernel", "peak of the group", _real(lambda r: formatting.size(r["kernel_peak_bytes"]))),
     ("Kernel", "least room below its limit", _real(lambda r: formatting.size(r["kernel_room_bytes_min"]))),
     ("Kernel", "in use above the line", _real(lambda r: formatting.size(r["over_line_bytes_max"]))),

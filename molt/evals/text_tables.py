@@ -24,9 +24,8 @@ from molt.evals.result import (
     Table,
     Texts,
 )
-from molt.units import show_size
+from molt.units import ABSENT, show_percent, show_size
 
-ABSENT = "–"
 JUDGED = (
     "Nats. [a, b] is a 95 % interval of the mean, from resampling documents; p95 is the bad end over documents "
     "(p5 where more is better). KL and top-1 are against what the rung named in the heading predicts with its own "
@@ -191,9 +190,9 @@ def _quality(row: JudgedRow) -> tuple[str, ...]:
         f"{of['jsd_to_floor'].mean:.3g}",
         f"{of['top1'].mean:.2f}",
         nats(of["nll"].mean),
-        _with_interval(of["recovered"], percent, " %"),
-        percent(of["recovered"].tail) + " %",
-        percent(of["recovered_greedy"].mean) + " %",
+        _with_interval(of["recovered"], _whole_percent, " %"),
+        show_percent(of["recovered"].tail),
+        show_percent(of["recovered_greedy"].mean),
     )
 
 
@@ -208,7 +207,7 @@ def _by_position(title: str, rows: Sequence[JudgedRow], marks: Sequence[int]) ->
             (
                 row.name,
                 *(
-                    percent(row.columns[f"{figure}@{mark}"].mean) + " %"
+                    show_percent(row.columns[f"{figure}@{mark}"].mean)
                     if figure == "recovered"
                     else nats(row.columns[f"{figure}@{mark}"].mean)
                     for figure in figures
@@ -227,7 +226,7 @@ def _cost(row: JudgedRow, reread_flops: int) -> tuple[str, ...]:
         f"{row.cost.stall_ms.median:.3g}",
         f"{row.cost.stall_ms.tail:.3g}",
         f"{row.cost.flops / 1e6:,.0f}",
-        _saved(row.cost.flops, reread_flops),
+        flops_saved(row.cost.flops, reread_flops),
         show_size(row.cost.map_bytes) if row.cost.map_bytes else ABSENT,
     )
 
@@ -247,49 +246,54 @@ def _drift(table: Drift) -> list[Grid]:
 def _switch_cost(table: SwitchCost) -> list[Grid]:
     made = []
     for route in table.routes:
-        break_even = [
-            f"with the map {where} from {'no measured context' if at is None else f'{at} tokens'} on"
-            for where, at in (
-                ("in memory", route.crossover),
-                ("read from its file", route.crossover_with_load),
-            )
-        ]
-        words = (
-            "; ".join(break_even)
-            if route.route == "project"
-            else break_even[0].replace("with the map in memory ", "")
-        )
-        made.append(
-            Grid(
-                f"{route.source} -> {route.dest} ({route.route}), map {show_size(route.map_bytes)}",
-                f"Taking the cache along is faster {words}. Medians, both rungs warm.",
-                (
-                    "context",
-                    "transplant ms",
-                    "map load ms",
-                    "prefill ms",
-                    "times faster",
-                    "transplant MFLOP",
-                    "prefill MFLOP",
-                    "FLOPs saved",
-                ),
-                tuple(
-                    (
-                        str(step.context),
-                        f"{step.carry_ms:.3g}",
-                        f"{step.map_load_ms:.3g}",
-                        f"{step.reread_ms:.3g}",
-                        f"{step.reread_ms / step.carry_ms:.3g}",
-                        f"{step.carry_flops / 1e6:,.0f}",
-                        f"{step.reread_flops / 1e6:,.0f}",
-                        _saved(step.carry_flops, step.reread_flops),
-                    )
-                    for step in route.steps
-                ),
-            )
-        )
+        made.append(cost_by_length(route))
         made += [grid for grid in (_map_alone(route), _healing(route)) if grid.rows]
     return made
+
+
+def cost_by_length(route: RouteCost) -> Grid:
+    """What a switch costs on one route beside prefilling again, by length of the context."""
+    return Grid(
+        f"{route.source} -> {route.dest} ({route.route}), map {show_size(route.map_bytes)}",
+        f"Taking the cache along is faster {_break_even(route)}. Medians, both rungs warm.",
+        (
+            "context",
+            "transplant ms",
+            "map load ms",
+            "prefill ms",
+            "times faster",
+            "transplant MFLOP",
+            "prefill MFLOP",
+            "FLOPs saved",
+        ),
+        tuple(
+            (
+                str(step.context),
+                f"{step.carry_ms:.3g}",
+                f"{step.map_load_ms:.3g}",
+                f"{step.reread_ms:.3g}",
+                f"{step.reread_ms / step.carry_ms:.3g}",
+                f"{step.carry_flops / 1e6:,.0f}",
+                f"{step.reread_flops / 1e6:,.0f}",
+                flops_saved(step.carry_flops, step.reread_flops),
+            )
+            for step in route.steps
+        ),
+    )
+
+
+def _break_even(route: RouteCost) -> str:
+    """From which length on the cache is worth taking along."""
+
+    def beginning(at: int | None) -> str:
+        return f"from {'no measured context' if at is None else f'{at} tokens'} on"
+
+    if route.route == "carry":
+        return beginning(route.crossover)
+    return (
+        f"with the map in memory {beginning(route.crossover)}; "
+        f"with the map read from its file {beginning(route.crossover_with_load)}"
+    )
 
 
 def _map_alone(route: RouteCost) -> Grid:
@@ -304,7 +308,7 @@ def _map_alone(route: RouteCost) -> Grid:
                 f"{step.reread_ms:.3g}",
                 f"{step.reread_ms / step.map_ms:.3g}",
                 f"{step.map_flops / 1e6:,.0f}",
-                _saved(step.map_flops, step.reread_flops),
+                flops_saved(step.map_flops, step.reread_flops),
             )
             for step in route.steps
             if step.map_ms is not None and step.map_flops is not None
@@ -350,8 +354,9 @@ def _healing(route: RouteCost) -> Grid:
     )
 
 
-def _saved(flops: int, of_prefill: int) -> str:
-    return f"{100 * (1 - flops / of_prefill):.0f} %"
+def flops_saved(flops: int, of_prefill: int) -> str:
+    """The share of the FLOPs of a prefill that something cheaper saves."""
+    return show_percent(1 - flops / of_prefill)
 
 
 def _residuals(table: Residuals) -> list[Grid]:
@@ -393,8 +398,8 @@ def nats(value: float) -> str:
     return "0" if value == 0 else f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.0f}"
+def _whole_percent(share: float) -> str:
+    return show_percent(share).removesuffix(" %")
 
 
 def _with_interval(summary: Figure, show: Callable[[float], str], unit: str = "") -> str:
