@@ -18,9 +18,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MEMORY_BYTES_MAX = 512 * 1024 * 1024
-TEXT_CHARS_MAX = 16 * 1024 * 1024
-ERROR_CHARS_MAX = 300
+RENDER_MEMORY_BYTES_MAX = 512 * 1024 * 1024
+RENDERED_CHARS_MAX = 16 * 1024 * 1024
+TEMPLATE_ERROR_CHARS_MAX = 300
 
 
 class GenerationBlock(Extension):
@@ -72,7 +72,7 @@ def _bound_memory() -> None:
     with contextlib.suppress(ImportError, OSError, ValueError):  # not every system can
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
+        resource.setrlimit(resource.RLIMIT_AS, (RENDER_MEMORY_BYTES_MAX, RENDER_MEMORY_BYTES_MAX))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -83,14 +83,14 @@ def _answer(template: jinja2.Template, request: dict[str, Any]) -> dict[str, str
         return {"refused": _short(error)}
     except Exception as error:  # whatever a program raises
         return {"error": _short(f"{type(error).__name__}: {error}")}
-    if len(text) > TEXT_CHARS_MAX:
-        return {"error": f"makes a text of more than {TEXT_CHARS_MAX} characters"}
+    if len(text) > RENDERED_CHARS_MAX:
+        return {"error": f"makes a text of more than {RENDERED_CHARS_MAX} characters"}
     return {"text": text}
 
 
 def _short(reason: object) -> str:
     line = " ".join(str(reason).split())
-    return line if len(line) <= ERROR_CHARS_MAX else f"{line[:ERROR_CHARS_MAX]}..."
+    return line if len(line) <= TEMPLATE_ERROR_CHARS_MAX else f"{line[:TEMPLATE_ERROR_CHARS_MAX]}..."
 
 
 def _say(message: dict[str, str]) -> None:

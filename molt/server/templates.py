@@ -22,10 +22,10 @@ from typing import Any
 from molt.errors import InputError
 from molt.models.chat_template import ChatTemplate
 
-WORKER = Path(__file__).with_name("template_worker.py")
-START_S, RENDER_S = 20.0, 5.0
+TEMPLATE_WORKER = Path(__file__).with_name("template_worker.py")
+TEMPLATE_START_S, RENDER_S = 20.0, 5.0
 """How long the process may take to start and compile the template, and to render one chat."""
-READ_BYTES = 1 << 16
+LINE_READ_BYTES = 1 << 16
 
 
 class TemplateRenderer:
@@ -70,14 +70,14 @@ class TemplateRenderer:
         """Start the process and give it the template; the reason if that fails, which it then always does."""
         if self._cannot_start is None:
             self._worker = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", str(WORKER)],
+                [sys.executable, "-P", str(TEMPLATE_WORKER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C at the terminal is the server's to handle
             )
             weakref.finalize(self, _end, self._worker, os.getpid())
-            self._cannot_start = self._exchange(self._template.source, START_S).get("error")
+            self._cannot_start = self._exchange(self._template.source, TEMPLATE_START_S).get("error")
             if self._cannot_start is not None and self._worker is not None:
                 self._give_up(self._worker)
         return self._cannot_start
@@ -112,7 +112,7 @@ def _line(worker: subprocess.Popen[bytes], deadline_s: float) -> bytes:
         ready, _, _ = select.select([worker.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
         if not ready:
             raise TimeoutError
-        if not (part := os.read(worker.stdout.fileno(), READ_BYTES)):
+        if not (part := os.read(worker.stdout.fileno(), LINE_READ_BYTES)):
             raise EOFError
         raw += part
     return bytes(raw)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from molt.errors import LadderError
 from molt.formats.manifest import MANIFEST, write_manifest
 from molt.models import image
+from molt.models.chat_template import TEMPLATE
 from molt.models.fetching import gguf_tokenizer
 from molt.models.fetching.gguf_file import read_gguf
 from molt.models.fetching.gguf_model import GgufModel, open_model
@@ -25,7 +26,6 @@ from molt.models.tokenizer_file import read_tokens
 if TYPE_CHECKING:
     from torch import Tensor
 
-TEMPLATE = "chat_template.jinja"
 WEIGHTS_FILE, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
 
 

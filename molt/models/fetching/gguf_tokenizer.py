@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 """Tokens that end an answer in the supported families, whichever of them a file names as its end."""
-TURN_TOKENS = (*ENDS, "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+TURN_MARKS = (*ENDS, "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
 """Tokens that delimit turns: control tokens whatever type a file gives them (llama.cpp overrides such types too)."""
 
 
@@ -144,7 +144,7 @@ def _entries(gguf: GgufFile) -> tuple[tuple[str, ...], tuple[int, ...], list[tup
         twice = next(text for position, text in enumerate(tokens) if tokens.index(text) != position)
         raise LadderError(f"{gguf.path}: tokenizer.ggml.tokens: {show(twice)} a second time")
     kinds = tuple(
-        CONTROL if kind == UNKNOWN or text in TURN_TOKENS else kind
+        CONTROL if kind == UNKNOWN or text in TURN_MARKS else kind
         for text, kind in zip(tokens, stored_kinds, strict=True)
     )
     pairs = []
