@@ -79,12 +79,12 @@ def as_rung(spec: LadderSpec, rung: LoadedWeights) -> LoadedRung:
 
 def prefill(rung: LoadedRung, ids: list[int]) -> Callable[[], object]:
     """Prefills ``PROMPT_TOKENS`` into a new cache."""
-    return lambda: rung.read_afresh(ids[:PROMPT_TOKENS])
+    return lambda: rung.prefill_afresh(ids[:PROMPT_TOKENS])
 
 
 def decode(rung: LoadedRung, ids: list[int]) -> Callable[[], object]:
     """Steps over one token, behind ``PROMPT_TOKENS`` cells and up to ``GENERATED`` more."""
-    cache = rung.read_afresh(ids[:PROMPT_TOKENS], spare=GENERATED)
+    cache = rung.prefill_afresh(ids[:PROMPT_TOKENS], spare=GENERATED)
 
     def step() -> None:
         if cache.cells == cache.capacity:

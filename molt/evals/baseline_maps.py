@@ -203,8 +203,8 @@ def _rows(source: LoadedRung, dest: LoadedRung, ids: Sequence[int], rotated: boo
     """Cells of both rungs and the destination's first input, side by side; without the first tokens."""
     skipped = Islands().first
     states = [
-        to_rows(one.read_afresh(ids).export(skipped), flat(one.rope) if rotated else one.rope)
+        to_rows(one.prefill_afresh(ids).export(skipped), flat(one.rope) if rotated else one.rope)
         for one in (source, dest)
     ]
-    inputs = dest.read_below(dest.empty_cache(len(ids)), ids, range(len(ids)), 0)[skipped:]
+    inputs = dest.prefill_below(dest.empty_cache(len(ids)), ids, range(len(ids)), 0)[skipped:]
     return torch.cat((*states, inputs), dim=1)

@@ -136,7 +136,7 @@ def references(dest: LoadedRung, shape: ModelShape, cells: int) -> list[CacheRec
         CacheRecipe(
             "restart: re-read",
             "reference",
-            lambda case: dest.read_afresh(case.prefilled),
+            lambda case: dest.prefill_afresh(case.prefilled),
             prefill_flops(shape, cells),
         ),
         CacheRecipe("always small from the start", "reference", lambda case: case.own),
@@ -172,8 +172,8 @@ def alone(dest: LoadedRung, known: Sequence[int], first: int, last: int) -> Prea
     first = min(first, len(known))
     last = min(last, len(known) - first)
     cache = dest.empty_cache(first + last)
-    dest.read(cache, known[:first], 0)
-    dest.read(cache, known[len(known) - last :], len(known) - last)
+    dest.prefill(cache, known[:first], 0)
+    dest.prefill(cache, known[len(known) - last :], len(known) - last)
     return cache
 
 
@@ -262,12 +262,12 @@ def composed(route: RouteCase, case: SwitchCase, kv_map: KVMap) -> PreallocatedC
     head = min(route.islands.first, cells)
     tail = max(head, cells - route.islands.last)
     cache = dest.empty_cache(cells)
-    dest.read(cache, case.prefilled[:head], 0)
+    dest.prefill(cache, case.prefilled[:head], 0)
     state = case.source.export(head, tail)
-    inputs = dest.read_below(cache, case.prefilled[head:tail], range(head, tail), kv_map.native_layers)
+    inputs = dest.prefill_below(cache, case.prefilled[head:tail], range(head, tail), kv_map.native_layers)
     mapped = project(kv_map, state, inputs, flat(route.source.rope), flat(dest.rope))
     cache.append(mapped, first_layer=kv_map.native_layers)
-    dest.read(cache, case.prefilled[tail:], tail)
+    dest.prefill(cache, case.prefilled[tail:], tail)
     return cache
 
 

@@ -90,12 +90,12 @@ def _follow(
 ) -> None:
     """One document along a path."""
     ids, known = (*text.known, *text.next), len(text.known)
-    cache = loaded.rung(stages[0].route.source).read_afresh(text.known[:-1])
+    cache = loaded.rung(stages[0].route.source).prefill_afresh(text.known[:-1])
     for stage in stages:
         now = JudgedText(text.name, ids[:known], ids[known : known + settings.continuation])
         source, dest = loaded.rung(stage.route.source), loaded.rung(stage.route.dest)
         side = source_side(source, now)
-        own = dest.read_afresh(now.known[:-1])
+        own = dest.prefill_afresh(now.known[:-1])
         against = reference_predictions(predict(dest, own, now, side), side)
         cache = switched(loaded, stage.route, cache, now.known, settings)
         single = switched(loaded, stage.route, side.cache, now.known, settings)
@@ -107,7 +107,7 @@ def _follow(
         ):
             scores.append(score(predict(dest, found, now, side), against))
         cache = cache.fork(spare=between)
-        dest.read(cache, ids[known - 1 : known - 1 + between], known - 1)
+        dest.prefill(cache, ids[known - 1 : known - 1 + between], known - 1)
         known += between
 
 

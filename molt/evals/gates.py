@@ -37,7 +37,7 @@ CELLS_AT_ONCE = 7  # a part of a cache; of no other number here a divisor
 def check_rung(rung: LoadedRung, name: str, precision: str, known: Sequence[int]) -> list[Gate]:
     """All gates of one rung, on one text whose last token is fed."""
     last, position = known[-1], len(known) - 1
-    cache = rung.read_afresh(known[:-1])
+    cache = rung.prefill_afresh(known[:-1])
     assert rung.max_positions > position + CONTINUED_TOKENS, "no room behind the text"
     undisturbed = continue_greedily(rung, cache, last, position, CONTINUED_TOKENS).ids
     return [
@@ -99,7 +99,7 @@ def _continues(
 def _oracle_map(rung: LoadedRung, name: str, cache: PreallocatedCache, known: Sequence[int]) -> Gate:
     """The map that is known: every layer is itself."""
     state = cache.export()
-    inputs = rung.read_below(rung.empty_cache(cache.cells), known[:-1], cache.positions, 0)
+    inputs = rung.prefill_below(rung.empty_cache(cache.cells), known[:-1], cache.positions, 0)
     mapped = project(identity_map(rung), state, inputs, rung.rope, rung.rope)
     return Gate(
         name="oracle map: the identity gives the same cache",
@@ -114,7 +114,7 @@ def _top_layers(rung: LoadedRung, name: str, ids: Sequence[int]) -> Gate:
     """The upper half of the layers again, from the stream that enters them."""
     ids = ids[:CHUNK_TOKENS]
     half = rung.layout.layers // 2
-    whole, above = rung.read_afresh(ids), rung.empty_cache(len(ids))
+    whole, above = rung.prefill_afresh(ids), rung.empty_cache(len(ids))
     above.commit(range(len(ids)))  # its lower layers stay empty: only the upper ones are compared
     end = streams(rung, ids, rung.layout.layers)
     again = recompute(rung, above, streams(rung, ids, half), half)

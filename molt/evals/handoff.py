@@ -134,7 +134,7 @@ def route_tables(
             if source not in sides:
                 sides[source] = source_side(loaded.rung(source), text)
             if dest not in owns:
-                owns[dest] = loaded.rung(dest).read_afresh(text.known[:-1])
+                owns[dest] = loaded.rung(dest).prefill_afresh(text.known[:-1])
             case = SwitchCase(text, other, sides[source].cache, owns[dest], settings.seed + number)
             _judge(loaded, plan, case, sides[source])
             done += 1
@@ -236,7 +236,7 @@ def _leave_one_out(
     """The diagonal for a case, fitted on all other documents."""
     source, dest = loaded.rung(route.source), loaded.rung(route.dest)
     of_document: dict[str, Moments] = {
-        text.name: moments(source.read_afresh(text.known[:-1]), dest.read_afresh(text.known[:-1]), dest)
+        text.name: moments(source.prefill_afresh(text.known[:-1]), dest.prefill_afresh(text.known[:-1]), dest)
         for text in texts
     }
 

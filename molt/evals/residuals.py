@@ -70,7 +70,7 @@ def _route(
     for number, text in enumerate(texts):
         read = text.known[:-1]
         transplanted = transplant(
-            source.read_afresh(read),
+            source.prefill_afresh(read),
             source.rope,
             loaded.kv_map(route),
             dest,
@@ -78,7 +78,7 @@ def _route(
             len(text.known),
             settings.islands,
         )
-        own = dest.read_afresh(read)
+        own = dest.prefill_afresh(read)
         _unexplained(dest, transplanted, own, settings, layers)
         _attention(dest, transplanted, own, text, layers)
         progress("documents", number + 1, len(texts))

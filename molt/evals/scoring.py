@@ -88,7 +88,7 @@ class Scores:
 
 def source_side(source: LoadedRung, text: JudgedText) -> SourceSide:
     """Prefill a text with the source and let it predict."""
-    cache = source.read_afresh(text.known[:-1])
+    cache = source.prefill_afresh(text.known[:-1])
     last, position, count = text.known[-1], len(text.known) - 1, len(text.next)
     greedy = continue_greedily(source, cache, last, position, min(count, GREEDY_TOKENS))
     along = Continuation(text.next, torch.empty(0))

@@ -122,7 +122,7 @@ def _step(
         return transplant(original, source.rope, loaded.kv_map(route), dest, known, context + SPARE, native)
 
     def prefill() -> object:
-        return dest.read_afresh(known[:-1], SPARE)
+        return dest.prefill_afresh(known[:-1], SPARE)
 
     times: dict[str, list[float]] = {"switch": [], "map": [], "load": [], "prefill": []}
     begin = time.perf_counter()
@@ -193,7 +193,7 @@ def _ms(work: Callable[[], object]) -> float:
 
 def _repeated(source: LoadedRung, ids: Sequence[int]) -> PreallocatedCache:
     """A cache of ``source`` that has the cells of the first chunk again and again."""
-    piece = source.read_afresh(ids[:CHUNK_TOKENS]).export()
+    piece = source.prefill_afresh(ids[:CHUNK_TOKENS]).export()
     cells = torch.arange(len(ids)) % piece.cells
     cache = source.empty_cache(len(ids))
     cache.append(

@@ -88,8 +88,8 @@ def blocks_of(models: Sequence[LoadedRung], ids: Sequence[int], native_layers: i
     skipped, blocks = Islands().first, []
     for model in models:
         below = model.empty_cache(len(ids))
-        inputs = model.read_below(below, ids, range(len(ids)), native_layers)  # (T, hidden)
-        rows = to_rows(model.read_afresh(ids).export(skipped), model.rope)
+        inputs = model.prefill_below(below, ids, range(len(ids)), native_layers)  # (T, hidden)
+        rows = to_rows(model.prefill_afresh(ids).export(skipped), model.rope)
         blocks += [*rows.split(columns_per_layer(model.layout), dim=1), inputs[skipped:]]
     return blocks
 

@@ -62,7 +62,7 @@ class PreallocatedCache:
     def append(self, state: KVState, first_layer: int = 0) -> None:
         """Write the cells of a state behind those held; its positions must come after theirs.
 
-        A state of the layers from ``first_layer`` on completes what ``read_below`` put into the layers
+        A state of the layers from ``first_layer`` on completes what ``prefill_below`` put into the layers
         before.
         """
         first, end = self.cells, self.cells + state.cells

@@ -176,7 +176,7 @@ def js_divergence(p: Tensor, q: Tensor) -> Tensor:
 
 def own_cache(dest: LoadedRung, ids: Sequence[int], positions: Sequence[int]) -> PreallocatedCache:
     """The destination's own cache of a text, at ``positions`` only: what a perfect switch would give."""
-    cache = dest.read_afresh(ids)
+    cache = dest.prefill_afresh(ids)
     if len(positions) == len(ids):
         return cache
     return filled(dest, cache.export().select(torch.tensor(positions, dtype=torch.int64)))

@@ -42,17 +42,17 @@ class LoadedRung:
         return self.decoder.shape.hidden
 
     @torch.inference_mode()
-    def read(
+    def prefill(
         self, cache: PreallocatedCache, ids: Sequence[int], first: int, chunk: int = CHUNK_TOKENS
     ) -> None:
-        """Read tokens at positions ``first``, ``first + 1``, ... into a cache of this rung, in chunks."""
+        """Prefill tokens at positions ``first``, ``first + 1``, ... into a cache of this rung, in chunks."""
         finished(self.prefilling(cache, ids, first, chunk))
 
     @torch.inference_mode()
     def prefilling(
         self, cache: PreallocatedCache, ids: Sequence[int], first: int, chunk: int = CHUNK_TOKENS
     ) -> Work[None]:
-        """``read``, which pauses after every layer; a chunk counts among the cells once its last layer is done."""
+        """``prefill``, which pauses after every layer; a chunk counts among the cells once its last layer is done."""
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
             positions = range(first + start, first + start + len(part))
@@ -60,10 +60,10 @@ class LoadedRung:
             cache.commit(positions)
 
     @torch.inference_mode()
-    def read_below(
+    def prefill_below(
         self, cache: PreallocatedCache, ids: Sequence[int], positions: Sequence[int], layers: int
     ) -> Tensor:
-        """What layer ``layers`` reads of some tokens, (t, hidden); those before fill their part of the cache.
+        """The input of layer ``layers`` for some tokens, (t, hidden); the layers below fill their part of the cache.
 
         With 0 layers that is the token's own embedding, normalised, whatever the context. The cells are not
         complete before ``PreallocatedCache.append`` adds the other layers.
@@ -97,10 +97,10 @@ class LoadedRung:
         """A cache in this rung's geometry, where the rung computes, with room for ``capacity`` cells."""
         return PreallocatedCache(self.layout, capacity, self.decoder.device)
 
-    def read_afresh(self, ids: Sequence[int], spare: int = 0) -> PreallocatedCache:
+    def prefill_afresh(self, ids: Sequence[int], spare: int = 0) -> PreallocatedCache:
         """This rung's own cache of a text, with room for ``spare`` more cells."""
         cache = self.empty_cache(len(ids) + spare)
-        self.read(cache, ids, 0)
+        self.prefill(cache, ids, 0)
         return cache
 
     def _first_not_finite(self, ids: Sequence[int], positions: Sequence[int], cells: Cells) -> str:

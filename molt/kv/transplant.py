@@ -45,8 +45,8 @@ class Islands:
 CHUNK_CELLS = 96
 """Cells projected at a time: what is live meanwhile fits into the scratch of the destination, which does nothing else
 then, whatever the length of the context. (More at a time were no faster on one core.)"""
-CHUNK_READ = 64
-"""Tokens read natively at a time: a pause after them comes soon enough, and most islands are no larger."""
+NATIVE_CHUNK_TOKENS = 64
+"""Tokens prefilled natively at a time: a pause after them comes soon enough, and most islands are no larger."""
 
 
 @torch.inference_mode()
@@ -105,12 +105,12 @@ def transplanting(
         )
     carried = dest.empty_cache(capacity)
     head = leading_cells(source.positions[: islands.first])
-    dest.read(carried, known[:head], 0)
+    dest.prefill(carried, known[:head], 0)
     tail = source.cells - min(trailing_cells(source.positions), islands.last, source.cells - head)
     for first in range(head, tail, CHUNK_CELLS):
         state = source.export(first, min(first + CHUNK_CELLS, tail))
         positions = state.positions.tolist()
-        inputs = dest.read_below(
+        inputs = dest.prefill_below(
             carried, [known[position] for position in positions], positions, kv_map.native_layers
         )
         projected = project(kv_map, state, inputs, source_rope, dest.rope)
@@ -119,8 +119,8 @@ def transplanting(
         yield
     resume = source.positions[tail] if tail < source.cells else 0
     end = resume + source.cells - tail
-    for first in range(resume, end, CHUNK_READ):
-        dest.read(carried, known[first : min(first + CHUNK_READ, end)], first)
+    for first in range(resume, end, NATIVE_CHUNK_TOKENS):
+        dest.prefill(carried, known[first : min(first + NATIVE_CHUNK_TOKENS, end)], first)
         yield
     return carried
 

@@ -42,7 +42,7 @@ def _judged(
 ) -> Iterator[tuple[int, float]]:
     """KL of a switch after all but the last token of a text, by how many of its last tokens are prefilled natively."""
     source, dest = loaded.rung(route.source), loaded.rung(route.dest)
-    cache = source.read_afresh(text[:-1])
+    cache = source.prefill_afresh(text[:-1])
     by = switch_reference(source, dest, cache, text)
     for native in dial:
         if route.kind is RouteKind.CARRY:

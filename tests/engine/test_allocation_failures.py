@@ -212,11 +212,11 @@ def test_healing_without_memory_keeps_what_was_exact(spec: LadderSpec) -> None: 
             failed = True
             assert engine.settled_cells("tenant") == settled
             assert generation.known == known
-        own = engine._loaded["small"].resident.read_afresh(generation.known[:settled]).export()
+        own = engine._loaded["small"].resident.prefill_afresh(generation.known[:settled]).export()
         torch.testing.assert_close(generation.cache.export(0, settled).keys, own.keys, rtol=0, atol=2e-5)
         while engine.settled_cells("tenant") < generation.cache.cells:
             engine.decode("tenant", 1, 8)
-        own = engine._loaded["small"].resident.read_afresh(generation.known[:-1]).export()
+        own = engine._loaded["small"].resident.prefill_afresh(generation.known[:-1]).export()
         torch.testing.assert_close(generation.cache.export().keys, own.keys, rtol=0, atol=2e-5)
         engine.finish("tenant")
         return failed

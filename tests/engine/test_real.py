@@ -469,7 +469,7 @@ def test_a_healed_cache_is_the_one_of_a_reread(spec: LadderSpec, heal: int) -> N
     engine, produced = healed_engine(spec, heal)
     generation = engine._generations["tenant"]
     assert produced < len(PROMPT)
-    own = engine._loaded["small"].resident.read_afresh(generation.known[:-1]).export()
+    own = engine._loaded["small"].resident.prefill_afresh(generation.known[:-1]).export()
     healed = generation.cache.export()
     torch.testing.assert_close(healed.keys, own.keys, rtol=0, atol=2e-5)
     torch.testing.assert_close(healed.values, own.values, rtol=0, atol=2e-5)
@@ -486,7 +486,9 @@ def test_a_second_switch_and_a_park_keep_what_is_exact(spec: LadderSpec) -> None
     engine.grow("tenant", POSITIONS)
     assert engine.settled_cells("tenant") == SINKS + 10
     engine.switch("tenant", Destination("large", RouteKind.PROJECT, POSITIONS))
-    own = engine._loaded["large"].resident.read_afresh(engine._generations["tenant"].known[:SINKS]).export()
+    own = (
+        engine._loaded["large"].resident.prefill_afresh(engine._generations["tenant"].known[:SINKS]).export()
+    )
     cache = engine._generations["tenant"].cache.export(0, SINKS)
     torch.testing.assert_close(cache.keys, own.keys, rtol=0, atol=2e-5)
     assert engine.settled_cells("tenant") == SINKS

@@ -26,7 +26,7 @@ NATIVE = 6
 def tiny_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short context has many."""
     monkeypatch.setattr(transplant, "CHUNK_CELLS", 5)
-    monkeypatch.setattr(transplant, "CHUNK_READ", 2)
+    monkeypatch.setattr(transplant, "NATIVE_CHUNK_TOKENS", 2)
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ def sums(source: TinyRung, dest: TinyRung, *, rotated: bool = False, within: boo
 def test_a_rung_is_mapped_to_itself(large: TinyRung, ids: list[int]) -> None:
     kv_map = sums(large, large).solve(ridge=1e-6)
     kv_map.check()
-    state = large.read_afresh(ids).export()
-    inputs = large.read_below(large.empty_cache(len(ids)), ids, range(len(ids)), 0)
+    state = large.prefill_afresh(ids).export()
+    inputs = large.prefill_below(large.empty_cache(len(ids)), ids, range(len(ids)), 0)
     mapped = project(kv_map, state, inputs, large.rope, large.rope)
     torch.testing.assert_close(mapped.keys, state.keys, rtol=0, atol=0.02)
     torch.testing.assert_close(mapped.values, state.values, rtol=0, atol=0.02)
@@ -56,8 +56,8 @@ def test_a_shared_map_of_full_rank_maps_a_rung_to_itself(large: TinyRung, ids: l
     made = sums(large, large)
     kv_map = made.solve_shared(rank=2 * 2 * 2 * 8)
     kv_map.check()
-    state = large.read_afresh(ids).export()
-    inputs = large.read_below(large.empty_cache(len(ids)), ids, range(len(ids)), 0)
+    state = large.prefill_afresh(ids).export()
+    inputs = large.prefill_below(large.empty_cache(len(ids)), ids, range(len(ids)), 0)
     mapped = project(kv_map, state, inputs, large.rope, large.rope)
     for found, truth in ((mapped.keys, state.keys), (mapped.values, state.values)):
         assert (found - truth).square().mean() < 1e-3 * truth.var()

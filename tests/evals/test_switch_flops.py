@@ -69,7 +69,7 @@ def counted(work: object) -> int:
 
 def test_a_read_is_what_torch_counts(any_rung: TinyRung, ids: list[int]) -> None:
     shape = any_rung.decoder.shape
-    assert counted(lambda: any_rung.read_afresh(ids)) == prefill_flops(shape, len(ids))
+    assert counted(lambda: any_rung.prefill_afresh(ids)) == prefill_flops(shape, len(ids))
 
 
 def some_map(source: TinyRung, dest: TinyRung, native_layers: int) -> KVMap:
@@ -92,7 +92,7 @@ def test_a_transplant_is_what_torch_counts(
     large: TinyRung, small: TinyRung, ids: list[int], native_layers: int, first: int, last: int
 ) -> None:
     kv_map = some_map(large, small, native_layers)
-    cache = large.read_afresh(ids[:-1])
+    cache = large.prefill_afresh(ids[:-1])
     islands = Islands(first, last)
     found = counted(lambda: transplant(cache, large.rope, kv_map, small, ids, len(ids), islands))
     cells = max(0, len(ids) - 1 - first - last)

@@ -11,8 +11,8 @@ from molt.kv.loaded_rung import LoadedRung
 
 
 def test_the_cache_is_nearly_the_same(large: LoadedRung, ids: list[int]) -> None:
-    exact = large.read_afresh(ids).export()
-    quick = replace(large, decoder=bf16_decoder(large.decoder), model=None).read_afresh(ids).export()
+    exact = large.prefill_afresh(ids).export()
+    quick = replace(large, decoder=bf16_decoder(large.decoder), model=None).prefill_afresh(ids).export()
     for one, other in ((exact.keys, quick.keys), (exact.values, quick.values)):
         error = (one - other).square().mean() / one.square().mean()
         assert 0 < error < 1e-3

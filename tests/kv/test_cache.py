@@ -31,14 +31,14 @@ def test_chunks_and_single_steps_agree_with_the_dynamic_cache(any_rung: TinyRung
 
 
 def test_reading_without_logits_leaves_the_same_cache(any_rung: TinyRung, ids: list[int]) -> None:
-    read, stepped = any_rung.read_afresh(ids), PreallocatedCache(any_rung.layout, len(ids))
+    read, stepped = any_rung.prefill_afresh(ids), PreallocatedCache(any_rung.layout, len(ids))
     any_rung.step(stepped, ids, 0)
     assert torch.equal(read.export().keys, stepped.export().keys)
     assert torch.equal(read.export().values, stepped.export().values)
 
 
 def test_state_export_and_import_gives_identical_logits(any_rung: TinyRung, ids: list[int]) -> None:
-    original = any_rung.read_afresh(ids[:-1], spare=1)
+    original = any_rung.prefill_afresh(ids[:-1], spare=1)
     twin = PreallocatedCache(any_rung.layout, len(ids))
     twin.append(original.export())
     last = len(ids) - 1
@@ -47,7 +47,7 @@ def test_state_export_and_import_gives_identical_logits(any_rung: TinyRung, ids:
 
 def test_bytes_are_capacity_times_bytes_per_token(large: TinyRung, ids: list[int]) -> None:
     per_token = large.layout.bytes_per_token
-    cache = large.read_afresh(ids, spare=24)
+    cache = large.prefill_afresh(ids, spare=24)
     assert cache.nbytes == 64 * per_token
     assert cache.resize(len(ids)) == 24 * per_token
     assert cache.nbytes == len(ids) * per_token
@@ -57,7 +57,7 @@ def test_bytes_are_capacity_times_bytes_per_token(large: TinyRung, ids: list[int
 
 
 def test_trimming_and_growing_change_no_logits(large: TinyRung, ids: list[int]) -> None:
-    cache = large.read_afresh(ids[:-1], spare=30)
+    cache = large.prefill_afresh(ids[:-1], spare=30)
     fork = cache.fork(spare=1)
     cache.resize(cache.cells)
     cache.resize(cache.cells + 1)
@@ -66,7 +66,7 @@ def test_trimming_and_growing_change_no_logits(large: TinyRung, ids: list[int]) 
 
 
 def test_a_shed_keeps_sinks_and_recent_cells_at_their_positions(large: TinyRung, ids: list[int]) -> None:
-    cache = large.read_afresh(ids)
+    cache = large.prefill_afresh(ids)
     before = cache.export()
     cache.shed(12, sinks=4)
     assert cache.positions == [0, 1, 2, 3, *range(32, 40)]
@@ -81,7 +81,7 @@ def test_a_shed_keeps_sinks_and_recent_cells_at_their_positions(large: TinyRung,
     [(0, []), (1, [39]), (4, [0, 1, 2, 39]), (5, [0, 1, 2, 3, 39]), (99, list(range(40)))],
 )
 def test_a_shed_to_any_size(large: TinyRung, ids: list[int], keep: int, positions: list[int]) -> None:
-    cache = large.read_afresh(ids)
+    cache = large.prefill_afresh(ids)
     cache.shed(keep, sinks=4)
     assert cache.positions == positions
 
@@ -89,7 +89,7 @@ def test_a_shed_to_any_size(large: TinyRung, ids: list[int], keep: int, position
 @torch.inference_mode()
 def test_after_a_shed_distances_stay_exact(large: TinyRung, ids: list[int]) -> None:
     """The same as hiding the lost cells from attention by a mask, in a model that still holds them."""
-    cache = large.read_afresh(ids[:-1], spare=1)
+    cache = large.prefill_afresh(ids[:-1], spare=1)
     hidden = torch.ones(1, 1, 1, len(ids), dtype=torch.bool)
     hidden[..., 4:31] = False
     argument = cache_argument(large.model, DynamicCache(config=large.model.config))
@@ -106,7 +106,7 @@ def test_after_a_shed_distances_stay_exact(large: TinyRung, ids: list[int]) -> N
 
 
 def test_a_failed_step_leaves_the_cache_as_it_was(large: TinyRung, ids: list[int]) -> None:
-    cache = large.read_afresh(ids, spare=1)
+    cache = large.prefill_afresh(ids, spare=1)
     before = cache.export()
     with pytest.raises(IndexError):
         large.step(cache, [10_000], len(ids))
@@ -119,6 +119,6 @@ def test_a_bfloat16_cache_takes_half_the_bytes(ids: list[int], large: TinyRung) 
 
     half = replace(large.layout, dtype_bytes=2)
     cache = PreallocatedCache(half, 40)
-    cache.append(large.read_afresh(ids).export())
+    cache.append(large.prefill_afresh(ids).export())
     assert cache.nbytes * 2 == 40 * large.layout.bytes_per_token
     assert cache.export().keys.dtype == torch.float32

@@ -10,14 +10,14 @@ from molt.kv.loaded_rung import LoadedRung
 
 
 def test_rows_and_back_is_a_round_trip(large: LoadedRung, ids: list[int]) -> None:
-    state = large.read_afresh(ids).export()
+    state = large.prefill_afresh(ids).export()
     back = from_rows(to_rows(state, large.rope), state.positions, large.layout, large.rope)
     torch.testing.assert_close(back.keys, state.keys, rtol=0, atol=1e-5)
     assert torch.equal(back.values, state.values)
 
 
 def test_columns_of_a_layer_are_its_unrotated_keys_then_its_values(large: LoadedRung, ids: list[int]) -> None:
-    state = large.read_afresh(ids).export()
+    state = large.prefill_afresh(ids).export()
     rows = to_rows(state, large.rope)[:, layer_columns([2], large.layout)]
     keys, values = rows.split(columns_per_layer(large.layout) // 2, dim=1)
     expected = unrotate(state.keys, state.positions, large.rope)[2]

@@ -36,7 +36,7 @@ def test_divergences_of_known_distributions() -> None:
 
 
 def test_the_continuation_is_the_undisturbed_greedy_one(large: LoadedRung, ids: list[int]) -> None:
-    cache = large.read_afresh(ids[:-1])
+    cache = large.prefill_afresh(ids[:-1])
     before = cache.export()
     continuation = continue_greedily(large, cache, ids[-1], len(ids) - 1, count=6)
     text = list(ids)
@@ -52,7 +52,7 @@ def test_the_continuation_is_the_undisturbed_greedy_one(large: LoadedRung, ids: 
 def test_teacher_forcing_feeds_the_last_token_once_and_the_answer_shifted(
     large: LoadedRung, ids: list[int]
 ) -> None:
-    cache = large.read_afresh(ids[:-1])
+    cache = large.prefill_afresh(ids[:-1])
     continuation = continue_greedily(large, cache, ids[-1], len(ids) - 1, count=5)
     got = teacher_force(large, cache, ids[-1], len(ids) - 1, continuation)
     text = [*ids, *continuation.ids]
@@ -65,7 +65,7 @@ def test_teacher_forcing_feeds_the_last_token_once_and_the_answer_shifted(
 def test_the_destinations_own_cache_scores_perfectly(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    source, own = large.read_afresh(ids[:-1]), small.read_afresh(ids[:-1])
+    source, own = large.prefill_afresh(ids[:-1]), small.prefill_afresh(ids[:-1])
     result = judge(small, own, switch_reference(large, small, source, ids, count=8))
     assert result.carried == result.native
     assert result.carried.kl == 0.0
@@ -78,7 +78,7 @@ def test_the_destinations_own_cache_scores_perfectly(
 def test_no_history_recovers_nothing_and_controls_diverge(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    source = large.read_afresh(ids[:-1])
+    source = large.prefill_afresh(ids[:-1])
     nothing = PreallocatedCache(small.layout, 0)
     by = switch_reference(large, small, source, ids, count=8)
     without = judge(small, nothing, by)
@@ -91,7 +91,7 @@ def test_no_history_recovers_nothing_and_controls_diverge(
 def test_after_a_shed_the_reference_holds_the_same_cells(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    source, own = large.read_afresh(ids[:-1]), small.read_afresh(ids[:-1])
+    source, own = large.prefill_afresh(ids[:-1]), small.prefill_afresh(ids[:-1])
     source.shed(12, sinks=4)
     own.shed(12, sinks=4)
     assert judge(
@@ -103,9 +103,9 @@ def test_near_the_end_of_the_positions_the_continuation_is_shorter(
     large: LoadedRung, small: LoadedRung
 ) -> None:
     ids = torch.randint(0, 97, (250,), generator=torch.Generator().manual_seed(1)).tolist()
-    by = switch_reference(large, small, large.read_afresh(ids[:-1]), ids)
+    by = switch_reference(large, small, large.prefill_afresh(ids[:-1]), ids)
     assert len(by.continuation.ids) == 256 - 249
-    assert judge(small, small.read_afresh(ids[:-1]), by).carried.kl == 0.0
+    assert judge(small, small.prefill_afresh(ids[:-1]), by).carried.kl == 0.0
 
 
 def score_with(nll: float, kl: float = 0.0) -> Score:

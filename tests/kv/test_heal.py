@@ -17,7 +17,7 @@ HEAL = [1, 3, 8, 64]
 
 def guessed(rung: TinyRung, ids: list[int], spare: int = 40) -> PreallocatedCache:
     """A cache of all but the last token whose cells after the first four are noise."""
-    cache = rung.read_afresh(ids[:-1], spare=spare)
+    cache = rung.prefill_afresh(ids[:-1], spare=spare)
     torch.manual_seed(3)
     for tensors in (cache._keys, cache._values):
         for tensor in tensors:
@@ -43,7 +43,7 @@ def heal_along(rung: TinyRung, cache: PreallocatedCache, ids: list[int], tokens:
 def test_every_cell_becomes_what_a_reread_gives(any_rung: TinyRung, ids: list[int], tokens: int) -> None:
     cache = guessed(any_rung, ids)
     known = heal_along(any_rung, cache, ids, tokens)
-    expected = any_rung.read_afresh(known[:-1]).export()
+    expected = any_rung.prefill_afresh(known[:-1]).export()
     healed = cache.export()
     assert torch.equal(healed.positions, expected.positions)
     torch.testing.assert_close(healed.keys, expected.keys, rtol=0, atol=2e-5)
@@ -57,7 +57,7 @@ def test_a_step_touches_only_the_cells_it_heals(large: TinyRung, ids: list[int],
     healed = chunk(cells, SETTLED, tokens)
     heal.step(large, cache, ids, SETTLED, healed)
     after = cache.export(0, cells)
-    own = large.read_afresh(ids[: SETTLED + healed]).export()
+    own = large.prefill_afresh(ids[: SETTLED + healed]).export()
     torch.testing.assert_close(after.keys[:, :, : SETTLED + healed], own.keys, rtol=0, atol=2e-5)
     assert torch.equal(after.keys[:, :, SETTLED + healed :], before.keys[:, :, SETTLED + healed :])
     assert torch.equal(after.values[:, :, :SETTLED], before.values[:, :, :SETTLED])
@@ -68,7 +68,7 @@ def test_the_last_chunk_makes_the_next_token_exact(large: TinyRung, ids: list[in
     cache = guessed(large, ids)
     wrong = large.step(cache.fork(spare=1), ids[-1:], len(ids) - 1)[0]
     got = heal.step(large, cache, ids, SETTLED, cache.cells - SETTLED)
-    own = large.step(large.read_afresh(ids[:-1], spare=1), ids[-1:], len(ids) - 1)[0]
+    own = large.step(large.prefill_afresh(ids[:-1], spare=1), ids[-1:], len(ids) - 1)[0]
     torch.testing.assert_close(got, own, rtol=0, atol=3e-5)
     assert (wrong - own).abs().max() > 0.1  # the control: without healing it is another answer
 

@@ -79,7 +79,7 @@ class Case:
 def cases(source: str, dest: str) -> list[Case]:
     made = []
     for known, other in zip(texts(), texts()[1:], strict=False):
-        source_cache = rung(source).read_afresh(known[:-1])
+        source_cache = rung(source).prefill_afresh(known[:-1])
         made.append(
             Case(known, other, source_cache, switch_reference(rung(source), rung(dest), source_cache, known))
         )
@@ -94,7 +94,7 @@ def islands_alone(rung_: LoadedRung, known: list[int]) -> PreallocatedCache:
     """The most recent tokens that a transplant reads natively, and no history before them."""
     first = len(known) - 1 - Islands().last
     made = PreallocatedCache(rung_.layout, Islands().last)
-    rung_.read(made, known[first:-1], first)
+    rung_.prefill(made, known[first:-1], first)
     return made
 
 

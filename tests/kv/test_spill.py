@@ -27,7 +27,7 @@ def room_for(cache: PreallocatedCache, spare: int = 0) -> PreallocatedCache:
 def test_what_comes_back_is_what_left_bit_for_bit(
     large: TinyRung, ids: list[int], tmp_path: Path, keep: int
 ) -> None:
-    cache = large.read_afresh(ids)
+    cache = large.prefill_afresh(ids)
     cache.shed(keep, sinks=4)  # with a gap among its positions
     before = cache.export()
     back = room_for(cache, spare=3)
@@ -57,7 +57,7 @@ DAMAGE: dict[str, Callable[[int], object]] = {
 def test_an_altered_file_is_refused_and_the_room_stays_empty(
     large: TinyRung, ids: list[int], tmp_path: Path, damage: Callable[[int], object]
 ) -> None:
-    cache = large.read_afresh(ids)
+    cache = large.prefill_afresh(ids)
     spilled, back = spill(cache, tmp_path), room_for(cache)
     damage(spilled.file.fileno())
     with pytest.raises(SpillError):
@@ -91,7 +91,7 @@ def test_a_disk_that_does_not_take_it_is_told(
     disk: type[io.FileIO],
     words: str,
 ) -> None:
-    cache = large.read_afresh(ids)
+    cache = large.prefill_afresh(ids)
     before = cache.export()
     monkeypatch.setattr(molt.kv.spill, "TemporaryFile", lambda buffering, dir: disk(dir / "file", "w"))
     with pytest.raises(SpillError, match=words):
@@ -101,4 +101,4 @@ def test_a_disk_that_does_not_take_it_is_told(
 
 def test_a_disk_that_is_not_there_is_told(large: TinyRung, ids: list[int], tmp_path: Path) -> None:
     with pytest.raises(SpillError, match="No such file"):
-        spill(large.read_afresh(ids), tmp_path / "nowhere")
+        spill(large.prefill_afresh(ids), tmp_path / "nowhere")

@@ -51,14 +51,14 @@ NO_ISLANDS = Islands(first=0, last=0)
 def test_the_oracle_map_between_equal_rungs_gives_identical_logits(
     large: LoadedRung, ids: list[int], islands: Islands, native_layers: int
 ) -> None:
-    source = large.read_afresh(ids[:-1], spare=1)
+    source = large.prefill_afresh(ids[:-1], spare=1)
     kv_map = oracle(large, native_layers)
     carried = transplant(source, large.rope, kv_map, large, ids, capacity=len(ids), islands=islands)
     assert_same_next_step(large, carried, source, ids)
 
 
 def test_the_oracle_map_works_for_every_architecture_and_rope(any_rung: LoadedRung, ids: list[int]) -> None:
-    source = any_rung.read_afresh(ids[:-1], spare=1)
+    source = any_rung.prefill_afresh(ids[:-1], spare=1)
     carried = transplant(source, any_rung.rope, oracle(any_rung), any_rung, ids, capacity=len(ids))
     assert_same_next_step(any_rung, carried, source, ids)
 
@@ -87,8 +87,8 @@ def test_what_the_destination_knows_of_a_token_is_exact_at_every_geometry(
     source, dest = tiny(**one), tiny(**other)
     generator = torch.Generator().manual_seed(9)
     fitted = torch.randint(0, VOCABULARY, (250,), generator=generator).tolist()
-    rows = to_rows(dest.read_afresh(fitted).export(), dest.rope)[:, : columns_per_layer(dest.layout)]
-    inputs = dest.read_below(dest.empty_cache(250), fitted, range(250), 0)
+    rows = to_rows(dest.prefill_afresh(fitted).export(), dest.rope)[:, : columns_per_layer(dest.layout)]
+    inputs = dest.prefill_below(dest.empty_cache(250), fitted, range(250), 0)
     design = torch.cat((inputs, torch.ones(250, 1)), dim=1).double()
     solution = torch.linalg.lstsq(design, rows.double()).solution.float()
     rest = random_map(source, dest).layers[1:]
@@ -96,9 +96,9 @@ def test_what_the_destination_knows_of_a_token_is_exact_at_every_geometry(
         source.layout, dest.layout, dest.hidden, 0, (LayerMap((), solution[:-1], solution[-1]), *rest)
     )
     carried = transplant(
-        source.read_afresh(ids), source.rope, kv_map, dest, ids, capacity=50, islands=NO_ISLANDS
+        source.prefill_afresh(ids), source.rope, kv_map, dest, ids, capacity=50, islands=NO_ISLANDS
     ).export()
-    own = dest.read_afresh(ids).export()
+    own = dest.prefill_afresh(ids).export()
     torch.testing.assert_close(carried.keys[0], own.keys[0], rtol=0, atol=2e-4)
     torch.testing.assert_close(carried.values[0], own.values[0], rtol=0, atol=2e-4)
 
@@ -114,10 +114,10 @@ def assert_same_next_step(
 def test_islands_are_exactly_what_the_destination_reads(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    source = large.read_afresh(ids)
+    source = large.prefill_afresh(ids)
     kv_map = random_map(large, small)
     carried = transplant(source, large.rope, kv_map, small, ids, capacity=50, islands=Islands(4, 8))
-    state, native = carried.export(), small.read_afresh(ids[:4]).export()
+    state, native = carried.export(), small.prefill_afresh(ids[:4]).export()
     assert torch.equal(state.keys[:, :, :4], native.keys)
     assert torch.equal(state.values[:, :, :4], native.values)
     without_tail = transplant(
@@ -125,7 +125,7 @@ def test_islands_are_exactly_what_the_destination_reads(
     ).export()
     head = PreallocatedCache(small.layout, 40)
     head.append(without_tail.select(slice(0, 32)))
-    small.read(head, ids[32:], 32)
+    small.prefill(head, ids[32:], 32)
     torch.testing.assert_close(state.values, head.export().values, rtol=0, atol=1e-4)
     assert not torch.allclose(state.values[:, :, 32:], without_tail.values[:, :, 32:])
 
@@ -133,11 +133,11 @@ def test_islands_are_exactly_what_the_destination_reads(
 def test_native_layers_are_exact_whatever_the_map_says(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    source = small.read_afresh(ids)
+    source = small.prefill_afresh(ids)
     whole = random_map(small, large)
     kv_map = replace(whole, native_layers=2, layers=whole.layers[2:])
     carried = transplant(source, small.rope, kv_map, large, ids, capacity=40, islands=NO_ISLANDS).export()
-    own = large.read_afresh(ids).export()
+    own = large.prefill_afresh(ids).export()
     torch.testing.assert_close(carried.keys[:2], own.keys[:2], rtol=0, atol=1e-4)
     torch.testing.assert_close(carried.values[:2], own.values[:2], rtol=0, atol=1e-4)
     assert not torch.allclose(carried.values[2], own.values[2], atol=0.1)
@@ -147,18 +147,18 @@ def test_the_next_layer_is_linear_in_what_it_reads(any_rung: LoadedRung, ids: li
     """So a fit that is given that input finds the first mapped layer exactly."""
     for layers in (0, 1):
         below = PreallocatedCache(any_rung.layout, len(ids))
-        inputs = any_rung.read_below(below, ids, range(len(ids)), layers)
+        inputs = any_rung.prefill_below(below, ids, range(len(ids)), layers)
         assert below.cells == 0, "the cells are not complete yet"
         with torch.inference_mode():
             values = any_rung.model.base_model.layers[layers].self_attn.v_proj(inputs)  # (T, H * D)
-        own = any_rung.read_afresh(ids).export().values[layers].transpose(0, 1).reshape(len(ids), -1)
+        own = any_rung.prefill_afresh(ids).export().values[layers].transpose(0, 1).reshape(len(ids), -1)
         torch.testing.assert_close(values, own, rtol=0, atol=1e-4)
 
 
 def test_a_transplant_keeps_positions_capacity_and_source(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    source = large.read_afresh(ids)
+    source = large.prefill_afresh(ids)
     source.shed(12, sinks=4)
     before = source.export()
     carried = transplant(source, large.rope, random_map(large, small), small, ids, capacity=50)
@@ -169,12 +169,12 @@ def test_a_transplant_keeps_positions_capacity_and_source(
 
 def test_without_sinks_nothing_is_native(large: LoadedRung, small: LoadedRung, ids: list[int]) -> None:
     """Where the first tokens are not held, the destination must not read them either."""
-    whole = large.read_afresh(ids).export()
+    whole = large.prefill_afresh(ids).export()
     source = PreallocatedCache(large.layout, 10)
     source.append(whole.select(slice(20, 30)))
     kv_map = random_map(large, small)
     carried = transplant(source, large.rope, kv_map, small, ids, capacity=10, islands=Islands(4, 0))
-    inputs = small.read_below(PreallocatedCache(small.layout, 10), ids[20:30], range(20, 30), 0)
+    inputs = small.prefill_below(PreallocatedCache(small.layout, 10), ids[20:30], range(20, 30), 0)
     expected = project(kv_map, source.export(), inputs, large.rope, small.rope)
     assert torch.equal(carried.export().values, expected.values)
 
@@ -182,7 +182,7 @@ def test_without_sinks_nothing_is_native(large: LoadedRung, small: LoadedRung, i
 def test_cells_beyond_one_chunk_arrive_alike(
     large: LoadedRung, small: LoadedRung, ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, kv_map = large.read_afresh(ids), random_map(large, small)
+    source, kv_map = large.prefill_afresh(ids), random_map(large, small)
     at_once = transplant(source, large.rope, kv_map, small, ids, capacity=40).export()
     monkeypatch.setattr("molt.kv.transplant.CHUNK_CELLS", 7)
     in_chunks = transplant(source, large.rope, kv_map, small, ids, capacity=40).export()
@@ -201,7 +201,7 @@ def test_an_empty_cache_travels(large: LoadedRung, small: LoadedRung, ids: list[
 def test_a_cache_that_is_not_finite_is_refused(
     large: LoadedRung, small: LoadedRung, ids: list[int], spoiled: int
 ) -> None:
-    state = large.read_afresh(ids).export()
+    state = large.prefill_afresh(ids).export()
     state = replace(state, values=state.values.clone())
     state.values[1, 0, spoiled, 3] = float("nan")
     source = PreallocatedCache(large.layout, 40)
@@ -215,13 +215,13 @@ def test_a_cache_that_is_not_finite_is_refused(
 def test_a_text_longer_than_the_destination_is_refused(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    source, short = large.read_afresh(ids), replace(small, max_positions=39)
+    source, short = large.prefill_afresh(ids), replace(small, max_positions=39)
     with pytest.raises(SwitchError, match="40 tokens, the destination 39"):
         transplant(source, large.rope, random_map(large, small), short, ids, capacity=40)
 
 
 def test_a_map_of_other_geometries_is_refused(large: LoadedRung, small: LoadedRung, ids: list[int]) -> None:
-    source = large.read_afresh(ids)
+    source = large.prefill_afresh(ids)
     with pytest.raises(SwitchError, match="the map takes"):
         transplant(source, large.rope, random_map(small, large), small, ids, capacity=40)
     with pytest.raises(SwitchError, match="cannot be carried"):
@@ -232,18 +232,18 @@ def test_a_map_that_overflows_is_refused(large: LoadedRung, small: LoadedRung, i
     kv_map = random_map(large, small)
     kv_map.layers[0].weight.mul_(1e38)
     with pytest.raises(SwitchError, match="not finite"):
-        transplant(large.read_afresh(ids), large.rope, kv_map, small, ids, capacity=40)
+        transplant(large.prefill_afresh(ids), large.rope, kv_map, small, ids, capacity=40)
 
 
 def test_the_own_cache_of_a_shed_text_holds_the_same_positions(large: LoadedRung, ids: list[int]) -> None:
     positions = [0, 1, 2, 3, 30, 31]
-    own, whole = own_cache(large, ids, positions).export(), large.read_afresh(ids).export()
+    own, whole = own_cache(large, ids, positions).export(), large.prefill_afresh(ids).export()
     assert own.positions.tolist() == positions
     assert torch.equal(own.keys, whole.keys[:, :, positions])
 
 
 def test_carrying_moves_no_cell(large: LoadedRung, ids: list[int]) -> None:
-    source = large.read_afresh(ids, spare=5)
+    source = large.prefill_afresh(ids, spare=5)
     before = source.export()
     carried = carry(source, large, ids, capacity=60)
     assert carried is source
@@ -252,7 +252,7 @@ def test_carrying_moves_no_cell(large: LoadedRung, ids: list[int]) -> None:
 
 
 def test_carrying_to_another_storage_converts(large: LoadedRung, ids: list[int]) -> None:
-    source = large.read_afresh(ids)
+    source = large.prefill_afresh(ids)
     half = replace(large, layout=replace(large.layout, dtype_bytes=2))
     carried = carry(source, half, ids, capacity=40)
     assert carried.nbytes * 2 == source.nbytes
@@ -270,7 +270,7 @@ def test_runs_of_cells_at_either_end() -> None:
 def test_a_shared_map_projects_as_the_matrices_it_was_made_of(
     large: LoadedRung, small: LoadedRung, ids: list[int]
 ) -> None:
-    state, generator = large.read_afresh(ids).export(), torch.Generator().manual_seed(3)
+    state, generator = large.prefill_afresh(ids).export(), torch.Generator().manual_seed(3)
     rows = to_rows(state, large.rope)
     width, rank = columns_per_layer(small.layout), 10
     encoder = torch.randn(rows.shape[1] + small.hidden, rank, generator=generator)

@@ -89,10 +89,10 @@ def test_scratch_is_the_peak_of_a_step(tmp_path: Path, changes: dict[str, Any], 
         load(spec(tmp_path, precision)).decoder, predict.kv_layout(shape), shape.positions, shape.vocab
     )
     first = shape.positions - predict.PREFILL_CHUNK_TOKENS
-    cache = loaded.read_afresh([0] * first, spare=predict.PREFILL_CHUNK_TOKENS)
+    cache = loaded.prefill_afresh([0] * first, spare=predict.PREFILL_CHUNK_TOKENS)
     twin = cache.fork(spare=1)
     with LiveBytes() as reading:
-        loaded.read(cache, [0] * predict.PREFILL_CHUNK_TOKENS, first)
+        loaded.prefill(cache, [0] * predict.PREFILL_CHUNK_TOKENS, first)
     with LiveBytes() as sampling:
         sample(loaded.step(twin, [0], first)[0], 0.8, 0.9, 0.5)
     predicted = predict.scratch_bytes(shape, precision)
