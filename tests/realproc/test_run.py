@@ -19,6 +19,7 @@ from molt.formats import log
 from realproc.kernel.control_groups import ControlGroups
 from realproc.supervisor import real_run as r
 from realproc.supervisor.growth import WATCH_INTERVAL_NS
+from realproc.supervisor.headroom import QUANTUM_BYTES
 from realproc.supervisor.step_times import StepTimes
 from reports import agreement
 from reports.schema import read_summary
@@ -114,7 +115,7 @@ def test_without_a_group_it_reacts_to_a_declared_budget(
     assert numbers["real"]["kernel_kills"] is None
     assert numbers["real"]["release_ms"]["n"] >= 1
     reported = [record["budget_bytes"] for record in records(out / "molt", "signal")]
-    assert min(reported) <= 12 * 2**20
+    assert min(reported) < 12 * 2**20 + QUANTUM_BYTES, "all but what is too little to be reported"
     assert max(record["taken_bytes"] for record in records(out / "molt", "pressure")) >= 39 * 2**20
 
     simulate(prepare(scenario, policies=["molt"], engine=EngineKind.MODELLED, memory_of=out), simulated)
