@@ -43,6 +43,7 @@ publish: install
 		$(BIN)/python -m sim.run scenarios/$$name.yaml --out build/published/$$name || exit 1; \
 	done
 	$(BIN)/python -m reports.publish build/published/*
+	$(BIN)/python -m reports.results_page
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,6 +25,7 @@ from typing import Any
 from tabulate import tabulate
 
 from molt.errors import InputError
+from molt.program import run_words
 from molt.units import MIB, MS_NS, SECOND_NS, format_size, show_percent
 from reports import formatting
 from reports.confidence import lower_bound, upper_bound
@@ -125,6 +125,11 @@ def is_miss(trial: Trial, overshoot: Callable[[Trial], int] = overshoot_bytes) -
     return trial["kills"] > 0 or (bound is not None and overshoot(trial) > max(0.0, bound) + GRAIN_BYTES)
 
 
+def bounded(rows: Iterable[Row]) -> list[Trial]:
+    """The trials of molt that have a bound: those that released weights."""
+    return [row["molt"] for row in rows if bound_bytes(row["molt"]) is not None]
+
+
 # --- tables -------------------------------------------------------------------------------------------------
 
 
@@ -174,13 +179,12 @@ def relief_table(campaign: Campaign) -> str:
     return _table(["part", "n", "p50", "p90", "p99"], body)
 
 
-def page(campaign: Campaign, name: str, made_by: str) -> str:
+def page(campaign: Campaign, name: str, command_line: str) -> str:
     """The page of a campaign, as Markdown."""
     first = campaign.sessions[0]
     valid = campaign.valid
     dead, count = kills(valid, "molt"), len(valid)
-    trials = [row["molt"] for row in valid]
-    points = [trial for trial in trials if bound_bytes(trial) is not None]
+    points = bounded(valid)
     misses = sum(map(is_miss, points))
     peak_misses = sum(is_miss(trial, peak_overshoot_bytes) for trial in points)
     reasons = {reason: sum(row["void"] == reason for row in campaign.void) for reason in _reasons(campaign)}
@@ -188,7 +192,7 @@ def page(campaign: Campaign, name: str, made_by: str) -> str:
         [
             f"# Paired runs under real pressure: {first['ladder']}",
             "",
-            f"Made by `{made_by}`; the figures are in [{name}.jsonl]({name}.jsonl), a pair a line.",
+            f"Made by `{command_line}`; the figures are in [{name}.jsonl]({name}.jsonl), a pair a line.",
             "",
             f"Of {len(campaign.rows)} pairs {len(campaign.void)} were void. In the other {count} the process that "
             f"holds its model was killed {kills(valid, 'hold')} times, the one that changes it {dead} times: "
@@ -356,15 +360,22 @@ def publish(file: Path, folder: Path = PUBLISHED_REAL) -> str:
 
 def pages(campaign: Campaign, name: str) -> dict[str, str]:
     """What is published of a campaign, by the ending of its file."""
+    return {".md": page(campaign, name, made_by(campaign, name)), ".svg": picture(campaign)}
+
+
+def made_by(campaign: Campaign, name: str) -> str:
+    """The command that ran the pairs of a campaign."""
     pairs = 1 + max(row["pair"] for row in campaign.rows)
-    made_by = f"molt real campaign --pairs {pairs} {_options(campaign)}--out {name}.jsonl"
-    return {".md": page(campaign, name, made_by), ".svg": picture(campaign)}
+    return f"molt real campaign --pairs {pairs} {_options(campaign)}--out {name}.jsonl"
+
+
+USAGE = "python -m reports.campaign FILE.jsonl ..."
 
 
 def main(arguments: list[str]) -> int:
     """Publish the files given."""
-    return run_command("python -m reports.campaign FILE.jsonl ...", arguments, partial(map, publish))
+    return run_command(USAGE, arguments, partial(map, publish))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_words(main, USAGE)

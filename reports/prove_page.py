@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from tabulate import tabulate
 
 from molt.errors import InputError
+from molt.program import run_words
 from molt.units import show_duration, show_percent, show_size
 from reports.confidence import upper_bound
 from reports.formatting import machine, printable
@@ -28,12 +28,10 @@ def page(text: str) -> str:
     sections = (
         _summary(of),
         _machines(of["rule_machines"]),
-        _small_worlds(of["small_worlds"]),
+        _small_worlds(of),
         _fuzz(of["fuzz"]),
         _worst(of["worst_found"]["worst"]),
-        _suites(
-            {name: of[name] for name in of if "passed" in (of[name] if isinstance(of[name], dict) else ())}
-        ),
+        _suites(_suites_of(of)),
         _facts(of, hashlib.sha256(text.encode()).hexdigest()),
     )
     return printable("\n\n".join(sections) + "\n")
@@ -49,6 +47,23 @@ def _summary(of: Mapping[str, Any]) -> str:
         *(f"- never fired: {line}" for line in silent),
     ]
     return "\n\n".join(lines)
+
+
+def parts_table(of: Mapping[str, Any]) -> str:
+    """What was tried in each part, how much of it, and how often a promise broke."""
+    machines, fuzz = of["rule_machines"], of["fuzz"]
+    states = sum(one["states"] for one in _worlds(of).values())
+    tests = {name.replace("_", " "): suite for name, suite in _suites_of(of).items()}
+    rows = [
+        ["rule machines", f"{machines['steps']:,} stateful steps", len(machines["failures"])],
+        ["every state of small worlds", f"{states:,} states", len(of["small_worlds"]["failures"])],
+        ["fuzz", f"{fuzz['seeds']:,} worlds", len(fuzz["failures"])],
+        *(
+            [name, f"{one['passed'] + len(one['failed'])} tests", len(one["failed"])]
+            for name, one in tests.items()
+        ),
+    ]
+    return _grid(rows, ["part", "tried", "failures"])
 
 
 def _machines(of: Mapping[str, Any]) -> str:
@@ -79,8 +94,7 @@ def _small_worlds(of: Mapping[str, Any]) -> str:
             f"{one['depth']}, all there are" if one["complete"] else one["depth"],
             one["live"],
         ]
-        for name, one in of.items()
-        if "states" in (one if isinstance(one, dict) else ())
+        for name, one in _worlds(of).items()
     ]
     headers = ["world", "states", "transitions", "depth", "states on the way to rest"]
     return (
@@ -131,6 +145,16 @@ def _worst(of: Mapping[str, Any]) -> str:
     )
 
 
+def _worlds(of: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: one for name, one in of["small_worlds"].items() if isinstance(one, dict) and "states" in one
+    }
+
+
+def _suites_of(of: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in of.items() if isinstance(part, dict) and "passed" in part}
+
+
 def _suites(of: Mapping[str, Any]) -> str:
     rows = [[name, one["passed"], len(one["failed"]), ", ".join(one["files"])] for name, one in of.items()]
     return "## Tests that are a part of the proof\n\n" + _grid(rows, ["what", "passed", "failed", "files"])
@@ -176,11 +200,14 @@ def publish(path: Path, published: Path = PUBLISHED) -> str:
     return "prove"
 
 
+USAGE = "python -m reports.prove_page FILE"
+
+
 def main(arguments: list[str]) -> int:
     """Publish the file given."""
     single = arguments if len(arguments) == 1 else []
-    return run_command("python -m reports.prove_page FILE", single, partial(map, publish))
+    return run_command(USAGE, single, partial(map, publish))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_words(main, USAGE)
