@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from molt.errors import LadderError
+
 IMPORT_ROOT = Path(__file__).resolve().parent.parent
 """The folder that ``molt``, ``sim``, ``realproc`` and ``reports`` are imported from; in a checkout, its root."""
 
 
 def cache_folder() -> Path:
-    """``$MOLT_CACHE``, or else ``~/.cache/molt``; it may not exist yet."""
-    return Path(os.environ.get("MOLT_CACHE") or Path.home() / ".cache" / "molt")
+    """``$MOLT_CACHE``, or else ``~/.cache/molt``; it may not exist yet. ``LadderError``: there is no home folder."""
+    if named := os.environ.get("MOLT_CACHE"):
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "molt"
+    except RuntimeError:  # neither HOME nor an entry for this user
+        raise LadderError("this user has no home folder; set MOLT_CACHE to a folder for fetched weights") from None

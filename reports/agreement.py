@@ -19,6 +19,7 @@ from tabulate import tabulate
 
 from molt.errors import InputError
 from molt.formats.log import FILE_NAME, RETOLD
+from molt.program import run_words
 from molt.units import ABSENT, MS_NS
 from reports import formatting, metrics
 from reports.metrics import nearest_rank
@@ -260,24 +261,31 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(found) if found else None
 
 
+USAGE = "python -m reports.agreement SIMULATED REAL [SIMULATED REAL]..."
+
+
 def main(arguments: list[str]) -> int:
     """Print the page of the folders of one round or more."""
     if not arguments or len(arguments) % 2:
-        print("usage: python -m reports.agreement SIMULATED REAL [SIMULATED REAL]...", file=sys.stderr)
+        print(f"usage: {USAGE}", file=sys.stderr)
         return 2
     folders = [Path(argument) for argument in arguments]
-    rounds = list(zip(folders[::2], folders[1::2], strict=True))
     try:
-        policies = _in_common(folders)
-        runs = {
-            name: [(_read(simulated, name), _read(real, name)) for simulated, real in rounds]
-            for name in policies
-        }
+        print(page_of(list(zip(folders[::2], folders[1::2], strict=True))))
     except InputError as error:
         print(f"molt: {error}", file=sys.stderr)
         return 2
-    print(page(*runs[policies[0]][0], [agreement(name, of_policy) for name, of_policy in runs.items()]))
     return 0
+
+
+def page_of(rounds: Sequence[tuple[Path, Path]]) -> str:
+    """The page of the folders of two runs, simulated and real, or of several rounds of both; ``InputError`` if that
+    cannot be."""
+    policies = _in_common([folder for both in rounds for folder in both])
+    runs = {
+        name: [(_read(simulated, name), _read(real, name)) for simulated, real in rounds] for name in policies
+    }
+    return page(*runs[policies[0]][0], [agreement(name, of_policy) for name, of_policy in runs.items()])
 
 
 def _in_common(folders: Sequence[Path]) -> list[str]:
@@ -293,4 +301,4 @@ def _read(folder: Path, policy: str) -> RunLog:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_words(main, USAGE)

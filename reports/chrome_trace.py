@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from molt.formats.log import LogError
+from molt.program import run_words
 from reports.run_log import Record, RunLog
 from reports.timeline import TimelinePhase, phases
 
@@ -106,10 +107,13 @@ def _instant(record: Record, tracks: dict[str, int]) -> TraceEvent:
     }
 
 
+USAGE = "python -m reports.chrome_trace LOG OUT"
+
+
 def main(arguments: list[str]) -> int:
     """Exit status 0, or 2 with a one-line reason."""
     if len(arguments) != 2:
-        print("usage: python -m reports.chrome_trace LOG OUT", file=sys.stderr)
+        print(f"usage: {USAGE}", file=sys.stderr)
         return 2
     try:
         write_trace(Path(arguments[0]), Path(arguments[1]))
@@ -120,4 +124,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_words(main, USAGE)

@@ -7,7 +7,6 @@ that the JSON has recorded, in the page and wherever a session stands between ma
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import ValidationError
 from molt.client.demo import Session, annotated, to_json
 from molt.errors import InputError
 from molt.evals.text_tables import Grid, markdown
+from molt.program import run_words
 from reports import formatting
 from reports.eval_page import template
 from reports.publish import PUBLISHED, run_command
@@ -109,10 +109,13 @@ def with_sessions(text: str, published: Path = PUBLISHED) -> str:
     return re.sub(r"<!-- session: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
+USAGE = "python -m reports.demo_page RUN ..."
+
+
 def main(arguments: list[str]) -> int:
     """Publish the runs given."""
-    return run_command("python -m reports.demo_page RUN ...", arguments, partial(map, publish), with_sessions)
+    return run_command(USAGE, arguments, partial(map, publish), with_sessions)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_words(main, USAGE)

@@ -8,7 +8,6 @@ of its JSON alone, and a table of the README or of ``docs``, between ``<!-- eval
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from molt.evals.result import (
     read,
     to_json,
 )
+from molt.program import run_words
 from molt.units import ABSENT, show_percent
 from reports.formatting import machine, printable
 from reports.page import TEMPLATES
@@ -171,10 +171,13 @@ def with_tables(text: str, published: Path = PUBLISHED) -> str:
     return re.sub(pattern, fill, text, flags=re.DOTALL)
 
 
+USAGE = "python -m reports.eval_page FILE ..."
+
+
 def main(arguments: list[str]) -> int:
     """Publish the files given."""
-    return run_command("python -m reports.eval_page FILE ...", arguments, publish, with_tables)
+    return run_command(USAGE, arguments, publish, with_tables)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_words(main, USAGE)

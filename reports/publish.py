@@ -19,6 +19,7 @@ from typing import Any
 
 from molt.errors import InputError
 from molt.formats.log import FILE_NAME
+from molt.program import run_words
 from molt.units import format_size
 from reports import picture
 from reports.table import rows
@@ -143,13 +144,16 @@ def run_command(
     return 0
 
 
+USAGE = "python -m reports.publish RUN ..."
+
+
 def main(arguments: list[str]) -> int:
     """Publish the run folders given, and draw the pictures of ``docs/images`` again."""
-    status = run_command("python -m reports.publish RUN ...", arguments, partial(map, publish), with_tables)
+    status = run_command(USAGE, arguments, partial(map, publish), with_tables)
     if status == 0:
         picture.renew(PUBLISHED, DOCS / "images")
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_words(main, USAGE)

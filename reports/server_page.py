@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from molt.client.demo import server
+from molt.errors import InputError
+from molt.program import run_words
 from reports.publish import PUBLISHED
 
 PICTURES: dict[str, dict[str, Any]] = {
@@ -48,10 +50,12 @@ def picture(page: Any, address: str, path: Path) -> None:
     page.screenshot(path=path)
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     """Take all pictures."""
     from playwright.sync_api import sync_playwright
 
+    if words:
+        raise InputError(f"{words[0]}: no argument is known; it takes all pictures")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("molt: no chromium on this machine", file=sys.stderr)
@@ -69,4 +73,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_words(main, "python -m reports.server_page")

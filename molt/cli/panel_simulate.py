@@ -53,9 +53,10 @@ def report(
     from reports.table import text_table
 
     try:
-        print(text_table(write_reports(folder)))
+        summary = write_reports(folder)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}") from error
+    print(text_table(summary))
 
 
 def schema() -> None:
