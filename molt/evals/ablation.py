@@ -12,8 +12,8 @@ from molt.core.ladder import Route
 from molt.evals import baseline_maps
 from molt.evals.caches import FULL, CacheRecipe, RouteCase, composed, controls, references
 from molt.evals.handoff import route_case, route_tables
-from molt.evals.result import Ablation, Gate, LeftOut
-from molt.evals.setup import JudgedText, LoadedLadder, Progress, Settings, origin, quietly, texts_facts
+from molt.evals.result import Ablation, LeftOut
+from molt.evals.setup import LoadedLadder, Progress, TableSetup
 from molt.kv.transplant import Islands
 
 FIRST = (0, 1, 4, 16, 64)
@@ -24,32 +24,14 @@ RANKS = (64, 128, 256)
 RIDGES = (1e-3, 1e-1)
 
 
-def ablation(
-    loaded: LoadedLadder,
-    found: Sequence[Route],
-    texts: Sequence[JudgedText],
-    settings: Settings,
-    *,
-    command: str,
-    documents_from: str,
-    gates: list[Gate],
-    progress: Progress = quietly,
-) -> Ablation:
+def ablation(made_with: TableSetup, found: Sequence[Route]) -> Ablation:
     """The table of ``molt eval ablation``, of routes that go through a map."""
-    return Ablation(
-        table="ablation",
-        origin=origin(command, loaded.spec, settings.seed),
-        texts=texts_facts(texts, documents_from, settings),
-        islands=[settings.islands.first, settings.islands.last],
-        gates=gates,
-        routes=route_tables(loaded, found, texts, settings, dials, progress),
-    )
+    return Ablation(table="ablation", routes=route_tables(made_with, found, dials), **made_with.facts())
 
 
-def dials(
-    loaded: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
-) -> tuple[list[CacheRecipe], list[LeftOut]]:
+def dials(made_with: TableSetup, route: Route) -> tuple[list[CacheRecipe], list[LeftOut]]:
     """The rows of one route."""
+    loaded, settings = made_with.loaded, made_with.settings
     dest, shape = loaded.rung(route.dest), loaded.spec.rung(route.dest).shape
     on_route = route_case(loaded, route, settings)
     basis = [
@@ -59,7 +41,7 @@ def dials(
         *island_dials(on_route),
     ]
     try:
-        return [*basis, *_map_dials(loaded, route, on_route, progress)], []
+        return [*basis, *_map_dials(loaded, route, on_route, made_with.progress)], []
     except baseline_maps.Unfit as why:
         return basis, [LeftOut(row="dials of the map", why=str(why))]
 

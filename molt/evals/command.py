@@ -25,7 +25,7 @@ from molt.evals.drift import TOKENS_BETWEEN, drift, journeys, tokens_needed
 from molt.evals.handoff import check_gates, handoff
 from molt.evals.residuals import residuals
 from molt.evals.result import Gate, Table, to_json, write
-from molt.evals.setup import JudgedText, LoadedLadder, Settings
+from molt.evals.setup import JudgedText, LoadedLadder, Settings, TableSetup
 from molt.evals.switch_cost import CONTEXT_MAX, CONTEXT_MIN, REPEATS, switch_cost
 from molt.kv.transplant import Islands
 
@@ -75,10 +75,16 @@ Out = Annotated[Path | None, typer.Option(help="File to save the table to; defau
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_maps: bool = False) -> None:
+def _on_documents(
+    name: str,
+    measure: Callable[[TableSetup, Sequence[Route]], Table],
+    help_text: str,
+    *,
+    only_maps: bool = False,
+) -> None:
     """Add the command of a table that judges caches on documents, route by route."""
 
-    @app.command(name, help=says)
+    @app.command(name, help=help_text)
     def table_command(
         ladder: Ladder,
         source: From = None,
@@ -101,16 +107,8 @@ def _on_documents(name: str, measure: Callable[..., Table], says: str, *, only_m
         texts = setup.texts(loaded.spec, found, settings)
         with _bars() as progress:
             gates = _passed(loaded, routes, texts, progress)
-            table = measure(
-                loaded,
-                routes,
-                texts,
-                settings,
-                command=_command_line(),
-                documents_from=documents_from,
-                gates=gates,
-                progress=progress,
-            )
+            made_with = TableSetup(loaded, texts, settings, documents_from, _command_line(), gates, progress)
+            table = measure(made_with, routes)
         _finish(table, path, as_json)
 
 
@@ -167,17 +165,8 @@ def drift_command(
     texts = setup.texts(loaded.spec, found, tokens_needed(settings, between))
     with _bars() as progress:
         gates = _passed(loaded, legs, texts, progress)
-        table = drift(
-            loaded,
-            paths,
-            texts,
-            settings,
-            command=_command_line(),
-            documents_from=documents_from,
-            gates=gates,
-            between=between,
-            progress=progress,
-        )
+        made_with = TableSetup(loaded, texts, settings, documents_from, _command_line(), gates, progress)
+        table = drift(made_with, paths, between)
     _finish(table, path, as_json)
 
 

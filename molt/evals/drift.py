@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from molt.core.ladder import Route, RouteKind
-from molt.evals.result import Drift, Gate, Journey, JudgedRow
+from molt.evals.result import Drift, Journey, JudgedRow
 from molt.evals.scoring import Scores, columns, predict, reference_predictions, score, source_side
-from molt.evals.setup import JudgedText, LoadedLadder, Progress, Settings, origin, quietly, texts_facts
+from molt.evals.setup import JudgedText, LoadedLadder, Settings, TableSetup
 from molt.kv.cache import PreallocatedCache
 from molt.kv.transplant import carry, transplant
 
@@ -54,35 +54,17 @@ def tokens_needed(settings: Settings, between: int = TOKENS_BETWEEN) -> Settings
     return replace(settings, continuation=settings.continuation + (SWITCHES - 1) * between)
 
 
-def drift(
-    loaded: LoadedLadder,
-    paths: Sequence[tuple[str, ...]],
-    texts: Sequence[JudgedText],
-    settings: Settings,
-    *,
-    command: str,
-    documents_from: str,
-    gates: list[Gate],
-    between: int = TOKENS_BETWEEN,
-    progress: Progress = quietly,
-) -> Drift:
+def drift(made_with: TableSetup, paths: Sequence[tuple[str, ...]], between: int = TOKENS_BETWEEN) -> Drift:
     """The table of ``molt eval drift``; the texts are as long as ``tokens_needed`` says."""
+    loaded, texts, settings = made_with.loaded, made_with.texts, made_with.settings
     made, total = [], len(paths) * len(texts)
     for number, path in enumerate(paths):
         stages = [_Stage(loaded.spec.ladder.route(*pair)) for pair in pairwise(path)]
         for done, text in enumerate(texts):
             _follow(loaded, stages, text, settings, between)
-            progress("documents, path by path", number * len(texts) + done + 1, total)
+            made_with.progress("documents, path by path", number * len(texts) + done + 1, total)
         made.append(Journey(path=list(path), rows=_rows(stages, settings)))
-    return Drift(
-        table="drift",
-        origin=origin(command, loaded.spec, settings.seed),
-        texts=texts_facts(texts, documents_from, settings),
-        islands=[settings.islands.first, settings.islands.last],
-        tokens_between=between,
-        gates=gates,
-        paths=made,
-    )
+    return Drift(table="drift", tokens_between=between, paths=made, **made_with.facts())
 
 
 def _follow(

@@ -47,11 +47,10 @@ from molt.evals.setup import (
     LoadedLadder,
     Progress,
     Settings,
+    TableSetup,
     map_facts,
-    origin,
     quietly,
     rungs_of,
-    texts_facts,
 )
 from molt.evals.statistics import summarise
 from molt.kv.cache import PreallocatedCache
@@ -72,9 +71,7 @@ class RoutePlan:
     stalls_ms: dict[str, list[float]] = field(default_factory=dict)
 
 
-Recipes = Callable[
-    [LoadedLadder, Route, Settings, Sequence[JudgedText], Progress], tuple[list[CacheRecipe], list[LeftOut]]
-]
+Recipes = Callable[[TableSetup, Route], tuple[list[CacheRecipe], list[LeftOut]]]
 
 
 def check_gates(
@@ -92,38 +89,16 @@ def check_gates(
     return gates
 
 
-def handoff(
-    loaded: LoadedLadder,
-    found: Sequence[Route],
-    texts: Sequence[JudgedText],
-    settings: Settings,
-    *,
-    command: str,
-    documents_from: str,
-    gates: list[Gate],
-    progress: Progress = quietly,
-) -> HandoffTable:
-    """The table of ``molt eval handoff``; ``gates`` have been passed."""
-    return HandoffTable(
-        table="handoff",
-        origin=origin(command, loaded.spec, settings.seed),
-        texts=texts_facts(texts, documents_from, settings),
-        islands=[settings.islands.first, settings.islands.last],
-        gates=gates,
-        routes=route_tables(loaded, found, texts, settings, all_recipes, progress),
-    )
+def handoff(made_with: TableSetup, found: Sequence[Route]) -> HandoffTable:
+    """The table of ``molt eval handoff``."""
+    routes = route_tables(made_with, found, all_recipes)
+    return HandoffTable(table="handoff", routes=routes, **made_with.facts())
 
 
-def route_tables(
-    loaded: LoadedLadder,
-    found: Sequence[Route],
-    texts: Sequence[JudgedText],
-    settings: Settings,
-    recipes: Recipes,
-    progress: Progress,
-) -> list[RouteTable]:
+def route_tables(made_with: TableSetup, found: Sequence[Route], recipes: Recipes) -> list[RouteTable]:
     """Judge the rows that ``recipes`` names on every document, for every route."""
-    plans = [RoutePlan(route, *recipes(loaded, route, settings, texts, progress)) for route in found]
+    loaded, texts, settings = made_with.loaded, made_with.texts, made_with.settings
+    plans = [RoutePlan(route, *recipes(made_with, route)) for route in found]
     total, done = len(texts) * len(plans), 0
     for number, text in enumerate(texts):
         sides: dict[str, SourceSide] = {}
@@ -138,7 +113,7 @@ def route_tables(
             case = SwitchCase(text, other, sides[source].cache, owns[dest], settings.seed + number)
             _judge(loaded, plan, case, sides[source])
             done += 1
-            progress("documents, route by route", done, total)
+            made_with.progress("documents, route by route", done, total)
     return [_table(loaded, plan, settings) for plan in plans]
 
 
@@ -195,10 +170,9 @@ def _row(plan: RoutePlan, recipe: CacheRecipe, settings: Settings) -> JudgedRow:
 # ------------------------------------------------------------------------------------------------ the rows of a route
 
 
-def all_recipes(
-    loaded: LoadedLadder, route: Route, settings: Settings, texts: Sequence[JudgedText], progress: Progress
-) -> tuple[list[CacheRecipe], list[LeftOut]]:
+def all_recipes(made_with: TableSetup, route: Route) -> tuple[list[CacheRecipe], list[LeftOut]]:
     """Every row that a handoff table must have, and those that cannot be made here."""
+    loaded, texts, settings = made_with.loaded, made_with.texts, made_with.settings
     dest, shape = loaded.rung(route.dest), loaded.spec.rung(route.dest).shape
     basis = [*references(dest, shape, settings.context), *controls(dest, shape, settings.context)]
     if route.kind == RouteKind.CARRY:
@@ -211,8 +185,8 @@ def all_recipes(
             LeftOut(row=HEALED, why=f"it takes {steps} steps, the text goes on for {going_on} tokens")
         ]
     try:
-        content = baseline_maps.collect(loaded, route, progress=progress)
-        rotated = baseline_maps.collect(loaded, route, rotated=True, progress=progress)
+        content = baseline_maps.collect(loaded, route, progress=made_with.progress)
+        rotated = baseline_maps.collect(loaded, route, rotated=True, progress=made_with.progress)
     except baseline_maps.Unfit as why:
         left_out += [LeftOut(row=row, why=str(why)) for row in (ONE_LAYER, ROTATED)]
         return [*basis, *mechanism_recipes(on_route)], left_out

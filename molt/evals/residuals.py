@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from molt.core.ladder import Route
-from molt.evals.result import Gate, LayerResidual, Residuals, RouteResiduals
-from molt.evals.setup import JudgedText, LoadedLadder, Progress, Settings, origin, quietly, texts_facts
+from molt.evals.result import LayerResidual, Residuals, RouteResiduals
+from molt.evals.setup import JudgedText, Settings, TableSetup
 from molt.evals.statistics import summarise, summarise_share
 from molt.kv.cache import PreallocatedCache, causal_mask
 from molt.kv.key_rotation import unrotate
@@ -35,36 +35,18 @@ class _Layer:
     same: list[float] = field(default_factory=list)
 
 
-def residuals(
-    loaded: LoadedLadder,
-    found: Sequence[Route],
-    texts: Sequence[JudgedText],
-    settings: Settings,
-    *,
-    command: str,
-    documents_from: str,
-    gates: list[Gate],
-    progress: Progress = quietly,
-) -> Residuals:
+def residuals(made_with: TableSetup, found: Sequence[Route]) -> Residuals:
     """The table of ``molt eval residuals``, of routes that go through a map."""
-    made = []
+    routes = []
     for number, route in enumerate(found):
-        progress("routes", number, len(found))
-        made.append(_route(loaded, route, texts, settings, progress))
-    progress("routes", len(found), len(found))
-    return Residuals(
-        table="residuals",
-        origin=origin(command, loaded.spec, settings.seed),
-        texts=texts_facts(texts, documents_from, settings),
-        islands=[settings.islands.first, settings.islands.last],
-        gates=gates,
-        routes=made,
-    )
+        made_with.progress("routes", number, len(found))
+        routes.append(_route(made_with, route))
+    made_with.progress("routes", len(found), len(found))
+    return Residuals(table="residuals", routes=routes, **made_with.facts())
 
 
-def _route(
-    loaded: LoadedLadder, route: Route, texts: Sequence[JudgedText], settings: Settings, progress: Progress
-) -> RouteResiduals:
+def _route(made_with: TableSetup, route: Route) -> RouteResiduals:
+    loaded, texts, settings = made_with.loaded, made_with.texts, made_with.settings
     source, dest, card = loaded.rung(route.source), loaded.rung(route.dest), loaded.card(route)
     layers = [_Layer() for _ in range(dest.layout.layers)]
     for number, text in enumerate(texts):
@@ -81,7 +63,7 @@ def _route(
         own = dest.prefill_afresh(read)
         _unexplained(dest, transplanted, own, settings, layers)
         _attention(dest, transplanted, own, text, layers)
-        progress("documents", number + 1, len(texts))
+        made_with.progress("documents", number + 1, len(texts))
     native = dest.layout.layers - len(card.residual_k)
     seed = settings.seed
     return RouteResiduals(

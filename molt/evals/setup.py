@@ -7,12 +7,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
 from molt.core.ladder import Route, RouteKind
 from molt.errors import InputError
-from molt.evals.result import MapFacts, Origin, Texts
+from molt.evals.result import Gate, MapFacts, Origin, Texts
 from molt.fitting.collect import folder_texts
 from molt.formats import provenance
 from molt.formats.yaml_file import nearest, show
@@ -110,6 +111,40 @@ class LoadedLadder:
 
     def _pair(self, route: Route) -> tuple[str, str]:
         return self.spec.rung(route.source).weights, self.spec.rung(route.dest).weights
+
+
+class TableFacts(TypedDict):
+    """What every table has besides its figures."""
+
+    origin: Origin
+    texts: Texts
+    islands: list[int]
+    gates: list[Gate]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableSetup:
+    """What a table that judges caches on documents is made with; ``gates`` have been passed.
+
+    ``documents_from`` and ``command`` are what its file says of its origin.
+    """
+
+    loaded: LoadedLadder
+    texts: Sequence[JudgedText]
+    settings: Settings
+    documents_from: str = ""
+    command: str = ""
+    gates: Sequence[Gate] = ()
+    progress: Progress = quietly
+
+    def facts(self) -> TableFacts:
+        """What the file of the table has besides its figures."""
+        return {
+            "origin": origin(self.command, self.loaded.spec, self.settings.seed),
+            "texts": texts_facts(self.texts, self.documents_from, self.settings),
+            "islands": [self.settings.islands.first, self.settings.islands.last],
+            "gates": list(self.gates),
+        }
 
 
 def open_ladder(ladder: str) -> LoadedLadder:

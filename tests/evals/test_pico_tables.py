@@ -12,7 +12,16 @@ from molt.evals.drift import drift, journeys, tokens_needed
 from molt.evals.handoff import all_recipes, check_gates, route_tables
 from molt.evals.residuals import residuals
 from molt.evals.result import JudgedRow, LengthCost, RouteTable
-from molt.evals.setup import JudgedText, LoadedLadder, Settings, documents, open_ladder, routes, texts
+from molt.evals.setup import (
+    JudgedText,
+    LoadedLadder,
+    Settings,
+    TableSetup,
+    documents,
+    open_ladder,
+    routes,
+    texts,
+)
 from molt.evals.switch_cost import contexts, crossover, switch_cost
 from molt.kv.transplant import Islands
 
@@ -37,8 +46,9 @@ def some_texts() -> tuple[JudgedText, ...]:
     return texts(loaded_pico().spec, documents(None)[0], SETTINGS)
 
 
-def silent(what: str, done: int, total: int) -> None:
-    pass
+@cache
+def made_with() -> TableSetup:
+    return TableSetup(loaded_pico(), some_texts(), SETTINGS)
 
 
 def unfit(*_: object, **__: object) -> baseline_maps.Sums:
@@ -51,7 +61,7 @@ def table(source: str, dest: str) -> RouteTable:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baseline_maps, "collect", unfit)
         found = routes(loaded_pico().spec, source, dest)
-        (made,) = route_tables(loaded_pico(), found, some_texts(), SETTINGS, all_recipes, silent)
+        (made,) = route_tables(made_with(), found, all_recipes)
     return made
 
 
@@ -116,7 +126,7 @@ def test_a_text_that_ends_before_all_is_healed_has_no_healed_row() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baseline_maps, "collect", unfit)
         (route,) = routes(loaded_pico().spec, "tier0", "tier1")
-        recipes, left_out = all_recipes(loaded_pico(), route, short, some_texts(), silent)
+        recipes, left_out = all_recipes(TableSetup(loaded_pico(), some_texts(), short), route)
     assert "after healing" not in [one.name for one in recipes]
     assert left_out[0].row == "after healing"
     assert left_out[0].why == "it takes 6 steps, the text goes on for 5 tokens"
@@ -165,7 +175,7 @@ def test_what_cannot_be_fitted_is_left_out_and_said() -> None:
 
 def test_the_same_seed_gives_the_same_figures() -> None:
     found = routes(loaded_pico().spec, "tier1", "tier2")
-    (again,) = route_tables(loaded_pico(), found, some_texts(), SETTINGS, all_recipes, silent)
+    (again,) = route_tables(made_with(), found, all_recipes)
     for one, other in zip(table("tier1", "tier2").rows, again.rows, strict=True):
         assert one.columns == other.columns
 
@@ -182,9 +192,7 @@ def test_a_first_switch_of_a_journey_is_a_single_one_and_later_ones_are_no_bette
     paths = journeys(routes(loaded_pico().spec, None, None), "tier0", "tier1")
     assert paths == [("tier0", "tier1", "tier0", "tier1")]
     longer = texts(loaded_pico().spec, documents(None)[0], tokens_needed(settings))
-    made = drift(
-        loaded_pico(), paths, longer, settings, command="", documents_from="", gates=[], progress=silent
-    )
+    made = drift(TableSetup(loaded_pico(), longer, settings), paths)
     (journey,) = made.paths
     first, alone = journey.rows[:2]
     assert first.columns == alone.columns
@@ -199,9 +207,7 @@ def test_every_pair_of_rungs_is_travelled_once() -> None:
 
 def test_residuals_are_those_of_the_map_and_attention_notices_them() -> None:
     found = routes(loaded_pico().spec, "tier0", "tier1")
-    made = residuals(
-        loaded_pico(), found, some_texts(), SETTINGS, command="", documents_from="", gates=[], progress=silent
-    )
+    made = residuals(made_with(), found)
     layers = made.routes[0].layers
     assert layers[0].attention_cosine.mean == pytest.approx(1.0, abs=1e-4)  # the first layer is exact
     assert layers[0].routing_tv.mean == pytest.approx(0.0, abs=1e-3)
@@ -217,7 +223,7 @@ def test_a_native_cache_leaves_no_residual() -> None:
     everything = Settings(documents=2, context=160, continuation=8, islands=Islands(159, 0))
     found = routes(loaded_pico().spec, "tier0", "tier1")
     few = texts(loaded_pico().spec, documents(None)[0], everything)
-    made = residuals(loaded_pico(), found, few, everything, command="", documents_from="", gates=[])
+    made = residuals(TableSetup(loaded_pico(), few, everything), found)
     for layer in made.routes[0].layers:
         assert layer.attention_cosine.mean > 0.98
         assert layer.routing_top1.mean > 0.9
