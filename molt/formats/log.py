@@ -37,9 +37,11 @@ from types import TracebackType
 from typing import Any, TextIO, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from molt.core import decisions, events
 from molt.errors import InputError
+from molt.formats.log_records import check_header, check_record
 from molt.formats.yaml_file import show
 
 T = TypeVar("T")
@@ -155,30 +157,51 @@ def _line(record: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Header and records of a log file. One torn last line is tolerated; anything else raises ``LogError``."""
+    """Header and records of a log file, each checked (``log_records``). One torn last line is tolerated; anything else
+    raises ``LogError``."""
     records = list(_records(path))
-    if not records or records[0].get("kind") != "header":
+    if not records:
         raise LogError(f"{path}: line 1: not a molt log (no header)")
-    if records[0].get("schema") != SCHEMA:
-        raise LogError(f"{path}: line 1: schema {records[0].get('schema')!r}, this version reads {SCHEMA}")
     return records[0], records[1:]
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        with path.open(encoding="utf-8") as source:
+        with path.open("rb") as source:
             lines = source.readlines()
     except OSError as error:
         raise LogError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise LogError(f"{path}: not UTF-8 (byte {error.start}); not a molt log") from None
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("not an object")
+            record = from_json(line, allow_inf_nan=False)
         except ValueError as error:
-            if number == len(lines) and not line.endswith("\n"):
+            if 1 < number == len(lines) and not line.endswith(b"\n"):
                 return
-            raise LogError(f"{path}: line {number}: {error}") from error
+            raise LogError(f"{path}: line {number}: {_damage(line, error)}") from None
+        try:
+            _check(record, number)
+        except ValueError as error:
+            raise LogError(f"{path}: line {number}: {error}") from None
         yield record
+
+
+def _damage(line: bytes, error: ValueError) -> str:
+    """Why a line cannot be read at all."""
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError as decoding:
+        return f"not UTF-8 (byte {decoding.start}); not a molt log"
+    return f"not JSON: {error}"
+
+
+def _check(record: object, line: int) -> None:
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    if line > 1:
+        check_record(record)
+        return
+    if record.get("kind") != "header":
+        raise ValueError("not a molt log (no header)")
+    if record.get("schema") != SCHEMA:
+        raise ValueError(f"schema {show(record.get('schema'))}, this version reads {SCHEMA}")
+    check_header(record)
