@@ -25,6 +25,11 @@ def prove(context: typer.Context) -> None:
             "prove: needs a checkout of the project: it runs the tests, which a wheel does not contain"
         )
     sys.path.insert(0, str(IMPORT_ROOT))
-    from tests.prove import command
+    try:
+        from tests.prove import command
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"prove: {error.name} is not installed, which the tests need: pip install -e '.[test]'"
+        ) from None
 
     single(command)(context.args, prog_name="molt prove")

@@ -19,7 +19,8 @@ from molt.jobs.plugins import make_policy
 class Replay:
     """How many facts and decisions agreed, and the first that did not: ``(seq, recorded, decided again)``.
 
-    ``complete`` is false for a log that was cut off: then only what is there was compared.
+    ``complete`` is false for a log that was cut off: then only what is there was compared, of the decisions on the last
+    fact those that were written.
     """
 
     events: int
@@ -43,16 +44,18 @@ def replay(path: Path, policy: str | None = None) -> Replay:
             make_policy(policy or _installed_name(path, header), header["policy"]["params"]),
         )
         complete = bool(records) and records[-1]["kind"] == "end"
+        last = max((r["seq"] for r in records if r["kind"] in {"event", "outcome"}), default=0)
         for record, recorded in _facts(records):
             seq = record["seq"]
             decided = [
                 {"type": type(decision).__name__, **log.plain(decision)}
                 for decision in scheduler.handle(log.event_from(record))
             ]
-            if decided != recorded:
+            cut = not complete and seq == last and decided[: len(recorded)] == recorded
+            if decided != recorded and not cut:
                 return Replay(events, decisions, complete, (seq, recorded, decided))
             events += 1
-            decisions += len(decided)
+            decisions += len(recorded)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise log.LogError(f"{path}: after seq {seq}: {type(error).__name__}: {error}") from error
     return Replay(events, decisions, complete, None)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from molt.models.image import (
 from molt.models.ladder_file import RungSpec, check_stored
 from molt.models.matrix import FloatMatrix, Int8Matrix, Matrix, quantise_rows, row_offsets
 from molt.models.rope import rope_of
-from molt.paths import cache_folder
+from molt.paths import cache_folder, find_cache_folder
 from molt.work import Work, finished
 
 BLOCK_BYTES = 256 * 1024  # small enough to stay in the processor's cache while it is quantised
@@ -122,8 +123,9 @@ def find_image(rung: RungSpec) -> tuple[Path, int] | None:
     """
     slots = image.layout(rung.shape, rung.precision)
     own = weight_files(rung.folder)
-    for path in (*own[: len(own) == 1], _image_path(rung)):
-        if path.is_file() and (begin := image.data_begin(path, slots)) is not None:
+    written = [] if find_cache_folder() is None else [_image_path(rung)]
+    for path in (*own[: len(own) == 1], *written):
+        if os.path.isfile(path) and (begin := image.data_begin(path, slots)) is not None:
             return path, begin
     return None
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -117,7 +118,7 @@ def locate(source: Source, beside: Path) -> Path:
         case PackageSource():
             return package_folder(source.package) / _inside(source.path)
         case FolderSource():
-            return (beside / Path(source.folder).expanduser()).resolve()
+            return (beside / _at_home(source.folder)).resolve()
         case HubSource():
             return hub_snapshot.find(source.hub, source.revision)
         case GgufSource() | PartsSource():
@@ -125,10 +126,17 @@ def locate(source: Source, beside: Path) -> Path:
             try:
                 manifest.check_sizes(folder)
                 check_current(source, folder)
-            except LadderError as error:
-                reason = f" ({error})" if (folder / manifest.MANIFEST).exists() else ""
+            except (LadderError, OSError) as error:
+                reason = f" ({error})" if os.path.exists(folder / manifest.MANIFEST) else ""
                 raise NotFetchedError(f"{_name(source)}: not fetched yet{reason}") from None
             return folder
+
+
+def _at_home(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise LadderError(f"{path}: no home folder is known") from None
 
 
 def check_current(source: ConvertedSource, folder: Path) -> None:
@@ -156,7 +164,7 @@ def converted_folder(source: ConvertedSource, beside: Path) -> Path:
 
 def gguf_path(source: GgufSource, beside: Path) -> Path:
     """The path of a local GGUF file."""
-    return (beside / Path(source.gguf).expanduser()).resolve()
+    return (beside / _at_home(source.gguf)).resolve()
 
 
 def packages(parts: PackedParts) -> tuple[str, ...]:

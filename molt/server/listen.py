@@ -133,8 +133,8 @@ def listen_on(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except OSError as error:
-        raise InputError(f"--host {host} --port {port}: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"--host {host} --port {port}: {_reason(error)}") from None
     sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
@@ -142,15 +142,20 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 def listen_at(path: Path) -> socket.socket:
     """A UNIX socket that only its owner may connect to; an unused one of the same name is replaced."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         if stat.S_ISSOCK(path.stat().st_mode):
             path.unlink()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise InputError(f"--admin-socket: {path}: {_reason(error)}") from None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         sock.bind(str(path))
-    except OSError as error:
-        raise InputError(f"--admin-socket: {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        sock.close()
+        raise InputError(f"--admin-socket: {path}: {_reason(error)}") from None
     finally:
         os.umask(before)
     sock.listen(BACKLOG)
@@ -158,6 +163,12 @@ def listen_at(path: Path) -> socket.socket:
     return sock
 
 
+def _reason(error: Exception) -> str:
+    """What the system says; Python's own words where it was not asked, as for a path that is too long."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def say(line: str) -> None:
-    """Print a line to stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line to stderr, if that is still open."""
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)

@@ -397,6 +397,15 @@ def check_ladders(diagnosis: Diagnosis) -> Iterator[Finding]:
 def check_disk(diagnosis: Diagnosis) -> Iterator[Finding]:
     """Room for weights on disk."""
     cache = diagnosis.cache
+    if cache.folder is None:
+        yield Finding(
+            Severity.NOTE,
+            "disk",
+            "this user has no home folder",
+            "There is no place for weights: only the embedded ladder, and ladders of folders, can be used.",
+            "export MOLT_CACHE=FOLDER, or HOME",
+        )
+        return
     if cache.free_bytes is None:
         return
     found = f"{show_size(cache.free_bytes)} free for {cache.folder}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from enum import StrEnum
 
-from molt.paths import cache_folder
+from molt.paths import find_cache_folder
 from realproc.doctor.ladder_needs import LadderNeed, ladder_needs
 from realproc.doctor.torch_facts import TorchFacts, read_torch
 from realproc.kernel.control_groups import LimitTrial, try_limit
@@ -34,9 +35,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """The folder that downloaded models go to, and the free bytes of its disk."""
+    """The folder that downloaded models go to (``None``: this user has no home), and the free bytes of its disk."""
 
-    folder: str
+    folder: str | None
     free_bytes: int | None
 
 
@@ -70,8 +71,12 @@ def diagnose() -> Diagnosis:
 
 def read_cache() -> Cache:
     """Where fetched and converted weights are kept; the folder need not exist yet."""
-    folder = cache_folder()
-    existing = next((place for place in (folder, *folder.absolute().parents) if place.exists()), folder)
+    folder = find_cache_folder()
+    if folder is None:
+        return Cache(None, None)
+    existing = next(
+        (place for place in (folder, *folder.absolute().parents) if os.path.exists(place)), folder
+    )
     try:
         return Cache(str(folder), shutil.disk_usage(existing).free)
     except OSError:

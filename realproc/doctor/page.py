@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from molt.units import show_size
-from realproc.doctor.diagnosis import Diagnosis, Finding, Severity
+from realproc.doctor.diagnosis import Cache, Diagnosis, Finding, Severity
 from realproc.kernel.machine import Machine
 from reports.formatting import printable
 
@@ -62,7 +62,7 @@ def facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ),
         ("OMP_WAIT_POLICY", _wait_policy(diagnosis)),
         ("accelerators", _devices(diagnosis)),
-        ("cache folder", f"{diagnosis.cache.folder}, {_size(diagnosis.cache.free_bytes)} free"),
+        ("cache folder", _cache(diagnosis.cache)),
     ]
 
 
@@ -159,6 +159,12 @@ def _text(text: str) -> Text:
 
 def _section(console: Console, heading: str, style: str) -> None:
     console.print(Text(f"\n{heading}", style=style))
+
+
+def _cache(cache: Cache) -> str:
+    if cache.folder is None:
+        return "none: this user has no home folder"
+    return f"{cache.folder}, {_size(cache.free_bytes)} free"
 
 
 def _size(size_bytes: int | None) -> str:

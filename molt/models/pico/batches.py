@@ -11,16 +11,17 @@ import numpy as np
 import torch
 
 from molt.models.pico import END_OF_TEXT_ID, WEIGHTS
-from molt.models.pico.corpus import CACHE, Split, documents
+from molt.models.pico.corpus import Split, corpus_folder, documents
 from molt.models.pico.recipes import Recipe, Schedule
 from molt.models.pico.tokenizer import load_tokenizer
 
 
-def encode_split(split: Split, cache: Path = CACHE) -> np.ndarray:
+def encode_split(split: Split, cache: Path | None = None) -> np.ndarray:
     """All documents of a split as one stream of token ids, each after an end-of-text token: (T,) uint16.
 
     The result is kept in `cache`, under a name that depends on the tokenizer and the corpus.
     """
+    cache = cache or corpus_folder()
     sources = (WEIGHTS / "tokenizer.json").read_bytes() + (cache / "manifest.json").read_bytes()
     path = cache / f"tokens-{split}-{hashlib.sha256(sources).hexdigest()[:16]}.npy"
     if not path.is_file():

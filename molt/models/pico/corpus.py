@@ -35,7 +35,6 @@ from molt.paths import cache_folder
 Split = Literal["train", "heldout", "fit"]
 Document = tuple[str, str]
 
-CACHE = cache_folder() / "corpus"
 HELDOUT_FRACTION = 0.04
 FIT_FRACTION = 0.10
 DOCUMENT_CHARS_MIN = 500
@@ -136,11 +135,17 @@ def in_split(name: str, split: Split) -> bool:
             return not heldout and _unit_hash("fit", name) < FIT_FRACTION
 
 
-def documents(split: Split, folder: Path = CACHE) -> Iterator[Document]:
+def corpus_folder() -> Path:
+    """Where the packages and the corpus are kept, if nothing else is said."""
+    return cache_folder() / "corpus"
+
+
+def documents(split: Split, folder: Path | None = None) -> Iterator[Document]:
     """The documents of one split as `(name, text)`, in the order of the corpus.
 
     Raises FileNotFoundError, naming the command that builds the corpus, if `folder` holds none.
     """
+    folder = folder or corpus_folder()
     path = folder / "documents.jsonl"
     if not path.is_file():
         raise FileNotFoundError(
@@ -203,8 +208,9 @@ def _entry(source: Source, package_file: Path, found: list[Document]) -> Manifes
     )
 
 
-def build(folder: Path = CACHE, sources: tuple[Source, ...] = SOURCES) -> list[ManifestEntry]:
+def build(folder: Path | None = None, sources: tuple[Source, ...] = SOURCES) -> list[ManifestEntry]:
     """Downloads and cleans every source; writes `documents.jsonl` and `manifest.json` into `folder`."""
+    folder = folder or corpus_folder()
     packages, tree = folder / "deb", folder / "tree"
     packages.mkdir(parents=True, exist_ok=True)
     files = {source.package: _package_file(source.package, packages) for source in sources}
@@ -236,7 +242,7 @@ def select_shipped(found: Iterable[Document]) -> list[Document]:
     return chosen
 
 
-def ship(folder: Path = CACHE, weights: Path = WEIGHTS) -> None:
+def ship(folder: Path | None = None, weights: Path = WEIGHTS) -> None:
     """Writes the excerpts, with licences, and the manifest into the package's folder `weights`."""
     licences = {source.package: source.licence for source in SOURCES}
     records = [
@@ -245,7 +251,7 @@ def ship(folder: Path = CACHE, weights: Path = WEIGHTS) -> None:
     ]
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     (weights / "heldout.jsonl").write_text(lines, encoding="utf-8")
-    (weights / "corpus.json").write_bytes((folder / "manifest.json").read_bytes())
+    (weights / "corpus.json").write_bytes(((folder or corpus_folder()) / "manifest.json").read_bytes())
 
 
 def shipped_documents(weights: Path = WEIGHTS) -> Iterator[Document]:
@@ -260,7 +266,7 @@ def main() -> None:
     summary = (__doc__ or "").split("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m molt.models.pico.corpus", description=summary)
     parser.add_argument(
-        "--cache", type=Path, default=CACHE, help="folder of packages and corpus (%(default)s)"
+        "--cache", type=Path, help="folder of packages and corpus (default: corpus/ in the folder of caches)"
     )
     parser.add_argument("--ship", action="store_true", help="renew the package's excerpts and manifest")
     options = parser.parse_args()

@@ -25,7 +25,7 @@ from transformers import Qwen2ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from molt.models.pico import END_OF_TEXT_ID, TIERS, WEIGHTS
-from molt.models.pico.corpus import CACHE, Document, documents, shipped_documents
+from molt.models.pico.corpus import Document, documents, shipped_documents
 from molt.models.pico.tokenizer import load_tokenizer
 
 LOSS_WINDOW_TOKENS = 1024
@@ -254,7 +254,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m molt.models.pico.evaluate", description=summary)
     parser.add_argument("--shipped", action="store_true", help="only the excerpts in the package")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder of the rungs (%(default)s)")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the corpus (%(default)s)")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of the corpus (default: corpus/ in the folder of caches)"
+    )
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

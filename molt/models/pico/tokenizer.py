@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from molt.models.pico import END_OF_TEXT, END_OF_TEXT_ID, WEIGHTS
-from molt.models.pico.corpus import CACHE, documents
+from molt.models.pico.corpus import documents
 from molt.models.tokenizer_file import read_tokenizer
 
 VOCABULARY = 4096
@@ -43,7 +43,9 @@ def load_tokenizer(folder: Path = WEIGHTS) -> Tokenizer:
 def main() -> None:
     summary = (__doc__ or "").split("\n")[0]
     parser = argparse.ArgumentParser(prog="python -m molt.models.pico.tokenizer", description=summary)
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the corpus (%(default)s)")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of the corpus (default: corpus/ in the folder of caches)"
+    )
     parser.add_argument("--out", type=Path, default=WEIGHTS, help="folder for tokenizer.json (%(default)s)")
     options = parser.parse_args()
     tokenizer = train_tokenizer(text for _, text in documents("train", options.cache))

@@ -33,7 +33,6 @@ from transformers import Qwen2ForCausalLM
 
 from molt.models.pico import WEIGHTS
 from molt.models.pico.batches import batch, encode_split, windows
-from molt.models.pico.corpus import CACHE
 from molt.models.pico.recipes import RECIPES, Recipe, Schedule
 
 LossFunction = Callable[[Qwen2ForCausalLM, torch.Tensor], torch.Tensor]
@@ -244,7 +243,7 @@ def train(
     folder: Path,
     export_folder: Path,
     limits: TrainingLimits,
-    cache: Path = CACHE,
+    cache: Path | None = None,
     compiled: bool = False,
 ) -> None:
     """Trains to the end; writes checkpoints and `log.jsonl` into `folder`, weights into `export_folder`."""
@@ -298,7 +297,9 @@ def main() -> None:
     end = parser.add_mutually_exclusive_group()
     end.add_argument("--steps", type=int, help="end after this many steps")
     end.add_argument("--minutes", type=float, help="end after about this many minutes of training")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of the corpus (%(default)s)")
+    parser.add_argument(
+        "--cache", type=Path, help="folder of the corpus (default: corpus/ in the folder of caches)"
+    )
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder to export into (%(default)s)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="use torch.compile (needs a C++ compiler)")
