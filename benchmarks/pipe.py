@@ -71,7 +71,7 @@ def world_token_s(spec: LadderSpec, engine: Engine) -> float:
         engine,
         Log(io.StringIO(), {}),
         budget_bytes=1 << 40,
-        listen=on_record,
+        on_record=on_record,
     )
     thread = threading.Thread(target=world.run)
     thread.start()

@@ -89,7 +89,7 @@ def run_s(engine: Watched, ladder: Ladder, rung: str) -> float:
 
     with Path(os.devnull).open("w", encoding="utf-8") as sink:
         world = LiveWorld(
-            only, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, listen=observe
+            only, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, on_record=observe
         )
         world.ask("run", TenantKind.FOREGROUND, request(2))
         world.run()

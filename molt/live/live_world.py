@@ -2,9 +2,10 @@
 
 Rules of this world, beside those of every world (``molt/worlds/base_world.py``):
 
-- One thread lives it (``run``) and does everything: it writes the log, calls the engine and the listener. Other threads
-  leave word (``budget``, ``ask``, ``leave``, ``stop``): it counts from when it was left, and is read at a boundary.
-- A boundary is one token, one chunk of reading, one stretch of a load or of a switch.
+- One thread runs it (``run``) and does everything: it writes the log, calls the engine and ``on_record``. Other threads
+  post commands (``budget``, ``ask``, ``leave``, ``stop``): one counts from when it was posted, and is read at a
+  boundary.
+- A boundary is one token, a slice of a chunk of prefill, of a load or of a switch.
 - The engine's death is a fact, never the end of the run: it is started again, and requests begin anew.
 - Times are nanoseconds since ``run`` found the engine ready.
 """
@@ -73,11 +74,11 @@ class MemorySample:
 
 
 WorldRecord: TypeAlias = e.AnyEvent | Decided | MemorySample
-Listener: TypeAlias = Callable[[WorldRecord], None]
+OnRecord: TypeAlias = Callable[[WorldRecord], None]
 
 
-def no_listener(record: WorldRecord) -> None:
-    """A world without a listener."""
+def ignore(record: WorldRecord) -> None:
+    """Do nothing with a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,14 @@ class _Stop:
     reason: str
 
 
-_Word = _Budget | _Ask | _Leave | _Stop
+_Command = _Budget | _Ask | _Leave | _Stop
 
 
 class LiveWorld(World):
     """One policy's run in real time, until ``stop``.
 
-    ``listen`` is called by the world's thread and must not block. ``measure`` gives readings for every memory record.
+    ``on_record`` is called by the world's thread and must not block. ``measure`` gives readings for every memory
+    record.
     """
 
     def __init__(
@@ -124,30 +126,30 @@ class LiveWorld(World):
         log: Log,
         *,
         budget_bytes: int,
-        listen: Listener = no_listener,
+        on_record: OnRecord = ignore,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         measure: Callable[[], dict[str, int]] | None = None,
     ) -> None:
         super().__init__(ladder, costs, policy, engine, log)
-        self._listen = listen
+        self._on_record = on_record
         self._clock_ns = clock_ns
         self._measure = measure
         self._child = engine if isinstance(engine, RemoteEngine) else None
         self._epoch_ns: int | None = None
         self._sampled_ns = 0
-        self._words: queue.SimpleQueue[_Word] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._names: set[str] = set()
         self._failures: Counter[str] = Counter()
         self._reported_refusals: set[tuple[str, str | None]] = set()
         self._lock = threading.Lock()
         self._stopped: _Stop | None = None
-        self._words.put(_Budget(0, budget_bytes))
+        self._commands.put(_Budget(0, budget_bytes))
 
     # What other threads may call.
 
     def budget(self, budget_bytes: int) -> None:
         """From now on, this many bytes are allowed."""
-        self._words.put(_Budget(self._now_ns, budget_bytes))
+        self._commands.put(_Budget(self._now_ns, budget_bytes))
 
     def ask(self, tenant: str, kind: TenantKind, request: Request) -> None:
         """A client asks; ``ValueError`` if there is a tenant of that name."""
@@ -157,15 +159,15 @@ class LiveWorld(World):
             if tenant in self._names:
                 raise ValueError(f"tenant {tenant!r} is here already")
             self._names.add(tenant)
-        self._words.put(_Ask(self._now_ns, tenant, kind, request))
+        self._commands.put(_Ask(self._now_ns, tenant, kind, request))
 
     def leave(self, tenant: str) -> None:
         """The client is gone. Nothing to do if the answer is complete."""
-        self._words.put(_Leave(self._now_ns, tenant))
+        self._commands.put(_Leave(self._now_ns, tenant))
 
     def stop(self, reason: str) -> None:
         """Let ``run`` return after the step under way."""
-        self._words.put(_Stop(self._now_ns, reason))
+        self._commands.put(_Stop(self._now_ns, reason))
         if self._child is not None:
             self._child.hurry(STOP_WITHIN_S)
 
@@ -184,7 +186,7 @@ class LiveWorld(World):
                     self._live()
                 except EngineDied as death:
                     self._note_end(death)
-                    self._read_words()
+                    self._read_commands()
                     if self._stopped is None:  # else it may only have been too slow to stop
                         self._come_back(death.tenant)
             self._log.write("end", self._now_ns, reason=self._stopped.reason)
@@ -192,7 +194,7 @@ class LiveWorld(World):
             self._engine.kill()
 
     def _live(self) -> None:
-        self._read_words()
+        self._read_commands()
         while self._stopped is None:
             _through(self._round())
             step = self._scheduler.next_step()
@@ -200,10 +202,10 @@ class LiveWorld(World):
                 self._sleep()
             else:
                 _through(self._execute(step))
-            self._read_words()
+            self._read_commands()
 
     def _sleep(self) -> None:
-        """Wait for word, or for the timer."""
+        """Wait for a command, or for the timer."""
         until_ns = self._now_ns + LOOK_NS
         if self._deadline_ns is not None:
             until_ns = min(until_ns, self._deadline_ns)
@@ -213,7 +215,7 @@ class LiveWorld(World):
 
     def _wait(self, until_ns: int) -> None:
         with suppress(queue.Empty):
-            self._take(self._words.get(timeout=max(0, until_ns - self._now_ns) / 1e9))
+            self._take(self._commands.get(timeout=max(0, until_ns - self._now_ns) / 1e9))
 
     def _come_up(self) -> None:
         """The engine to begin with; none if the world was stopped meanwhile."""
@@ -221,7 +223,7 @@ class LiveWorld(World):
             if self._child is not None:
                 self._start()
         except EngineDied:
-            self._read_words()
+            self._read_commands()
             if self._stopped is None:
                 raise
 
@@ -238,7 +240,7 @@ class LiveWorld(World):
     def _come_back(self, tenant: str | None) -> None:
         """Everything is lost; begin again as soon as there is as much memory as the engine died with.
 
-        ``tenant`` is whom it failed at, if it did.
+        ``tenant`` is the one it failed at, if it did.
         """
         needed = self._die()
         if tenant is not None and tenant in self._guests:
@@ -246,18 +248,18 @@ class LiveWorld(World):
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
         for pause_s in chain(AGAIN_S, repeat(AGAIN_S[-1])):
-            self._read_words()
+            self._read_commands()
             until_ns = self._now_ns + round(pause_s * 1e9)
             while self._stopped is None and self._now_ns < until_ns:
                 self._wait(until_ns)
             if self._stopped is not None or self._is_up_again():
                 break
-        self._read_words()
+        self._read_commands()
         if self._stopped is None:
             self._begin_again()
 
     def _blame(self, tenant: str) -> None:
-        """Whom one engine after the other fails at would cost all others theirs, too."""
+        """Give up a tenant at which one engine after the other fails: it would cost all others theirs, too."""
         self._failures[tenant] += 1
         if self._failures[tenant] == FAILURES_MAX:
             self._log.write("engine", self._now_ns, what="gave up", tenant=tenant)
@@ -277,39 +279,41 @@ class LiveWorld(World):
 
     # Facts.
 
-    def _read_words(self) -> None:
-        """Take what was left by now; a timer that was due before comes first."""
-        while not self._words.empty():
-            self._take(self._words.get())
+    def _read_commands(self) -> None:
+        """Take the commands posted by now; a timer that was due before comes first."""
+        while not self._commands.empty():
+            self._take(self._commands.get())
         self._fire_timer(self._now_ns + 1)
 
-    def _take(self, word: _Word) -> None:
-        self._fire_timer(word.at_ns)
-        match word:
+    def _take(self, command: _Command) -> None:
+        self._fire_timer(command.at_ns)
+        match command:
             case _Budget():
-                self._budget_bytes = word.budget_bytes
-                self._record_memory(at_ns=word.at_ns)
-                self._post(e.BudgetChanged(at_ns=word.at_ns, budget_bytes=word.budget_bytes))
+                self._budget_bytes = command.budget_bytes
+                self._record_memory(at_ns=command.at_ns)
+                self._post(e.BudgetChanged(at_ns=command.at_ns, budget_bytes=command.budget_bytes))
             case _Ask():
-                guest = self._guests[word.tenant] = RunningTenant(word.tenant, word.kind, word.request)
-                self._post(guest.arrived(word.at_ns))
-            case _Leave() if word.tenant in self._guests:
+                guest = self._guests[command.tenant] = RunningTenant(
+                    command.tenant, command.kind, command.request
+                )
+                self._post(guest.arrived(command.at_ns))
+            case _Leave() if command.tenant in self._guests:
                 if not self._alive:
-                    self._forget(word.tenant)
-                self._post(e.TenantCancelled(at_ns=word.at_ns, tenant=word.tenant))
+                    self._forget(command.tenant)
+                self._post(e.TenantCancelled(at_ns=command.at_ns, tenant=command.tenant))
             case _Leave():
                 pass  # the answer was complete before
             case _Stop():
-                self._stopped = word
+                self._stopped = command
             case _:
-                assert_never(word)
+                assert_never(command)
 
     def _post(self, event: e.AnyEvent) -> None:
         if self._alive:
             self._inbox.append(event)
 
     def _set_timer(self, deadline_ns: int) -> None:
-        """It is looked at whenever word is taken."""
+        """It is looked at whenever a command is taken."""
 
     def _fire_timer(self, before_ns: int) -> None:
         if self._alive and self._deadline_ns is not None and self._deadline_ns < before_ns:
@@ -334,7 +338,7 @@ class LiveWorld(World):
             result = work()
             took_ns = max(1, self._clock_ns() - begin_ns)
         finally:  # what came meanwhile came before what this brings about
-            self._read_words()
+            self._read_commands()
         return result, took_ns
         yield
 
@@ -357,7 +361,7 @@ class LiveWorld(World):
             outcome, took_ns = yield from self._spend(0, lambda: self._do_switch(step, move, SLICE_NS_MAX))
         except Unfinished:
             move.done_ns = done_ns + self._clock_ns() - begin_ns
-            self._read_words()
+            self._read_commands()
             return
         self._switch_done(step, move, outcome, done_ns + took_ns)
 
@@ -390,7 +394,7 @@ class LiveWorld(World):
         if decoded.finish is not None:
             self._finished(step.tenant, decoded.finish)
 
-    # Who listens, and the books.
+    # Reports, and the books of memory.
 
     def _on_refusal(self, at_ns: int, refusal: Refusal) -> None:
         """The user reads of each mistake once; the world goes on with what it holds."""
@@ -400,11 +404,11 @@ class LiveWorld(World):
                 print(f"molt: {refusal_line(self._policy.name, at_ns, refusal)}", file=sys.stderr)
 
     def _report(self, event: e.AnyEvent) -> None:
-        self._listen(event)
+        self._on_record(event)
         super()._report(event)
 
     def _enqueue(self, decision: AnyDecision, seq: int) -> None:
-        self._listen(Decided(self._now_ns, seq, decision))
+        self._on_record(Decided(self._now_ns, seq, decision))
         super()._enqueue(decision, seq)
 
     def _record_memory(self, *, round: bool = False, at_ns: int | None = None) -> None:
@@ -420,7 +424,7 @@ class LiveWorld(World):
         if not measured:
             del fields["measured"]
         self._log.write("memory", **fields)
-        self._listen(sample)
+        self._on_record(sample)
 
 
 def _through(work: Wait[None]) -> None:

@@ -50,7 +50,7 @@ class ServedWorld(Protocol):
 
 
 OpenWorld = Callable[[Callable[[WorldRecord], None], int], ServedWorld]
-"""``(listen, budget_bytes)``: called in the thread that then runs the world."""
+"""``(on_record, budget_bytes)``: called in the thread that then runs the world."""
 
 
 class Status(StrEnum):

@@ -168,8 +168,8 @@ def command(
 
 def live_world(ladder: Ladder, costs: CostModel, policy: Policy, child: ChildSpec, journal: Log) -> OpenWorld:
     """A function that opens the world of a server: one engine in a process of its own."""
-    return lambda listen, budget_bytes: LiveWorld(
-        ladder, costs, policy, RemoteEngine(child), journal, budget_bytes=budget_bytes, listen=listen
+    return lambda on_record, budget_bytes: LiveWorld(
+        ladder, costs, policy, RemoteEngine(child), journal, budget_bytes=budget_bytes, on_record=on_record
     )
 
 

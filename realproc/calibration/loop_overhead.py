@@ -44,7 +44,7 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
     with Path(os.devnull).open("w", encoding="utf-8", buffering=1) as sink:
         engine = SlowedEngine(ChildSpec(str(spec.path)), slowdown)
         world = LiveWorld(
-            alone, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, listen=on_record
+            alone, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, on_record=on_record
         )
         world.ask("measured", TenantKind.FOREGROUND, made_up_request(PROMPT_TOKENS, ANSWER_TOKENS))
         world.run()

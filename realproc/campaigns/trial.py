@@ -344,7 +344,7 @@ class TrialSubject:
         self._log = SharedLog(self._records, log_header(run, self._contender, setting))
         self._world = LiveWorld(
             run.spec.ladder, run.costs, self._contender.policy, self._engine, self._log,
-            budget_bytes=self._processes.budget_bytes, listen=self._listener.on_record,
+            budget_bytes=self._processes.budget_bytes, on_record=self._listener.on_record,
         )  # fmt: skip
         reaction_ns = reaction_time(run, self._step_times)
         self._monitor = Monitor(

@@ -113,7 +113,7 @@ def run_contender(
         step_times = StepTimes(longest_step_ns(run))
         world = LiveWorld(
             ladder_of(run, contender), run.costs, contender.policy, engine, log,
-            budget_bytes=processes.reported_bytes, listen=step_times.on_record,
+            budget_bytes=processes.reported_bytes, on_record=step_times.on_record,
         )  # fmt: skip
         run_scenario(run, processes, world, log, step_times, setting.signal)
     return world.violations, world.refusals

@@ -63,7 +63,7 @@ class ScriptedWorld(LiveWorld):
     def _wait(self, until_ns: int) -> None:
         next_ns = self.script.acts[0][0] if self.script.acts else until_ns
         self.script.elapse(max(0, min(next_ns, until_ns) - self.script.now_ns))
-        self._read_words()
+        self._read_commands()
 
 
 class Stamped(io.StringIO):
@@ -130,41 +130,41 @@ def play(
 
 @dataclass
 class Life:
-    """A live world in a thread of its own, everything that was heard of it, and its log."""
+    """A live world in a thread of its own, everything that was observed of it, and its log."""
 
     world: LiveWorld
     path: Path
-    heard: list[WorldRecord] = field(default_factory=list)
+    observed: list[WorldRecord] = field(default_factory=list)
     failure: BaseException | None = None
     _news: threading.Condition = field(default_factory=threading.Condition)
 
-    def listen(self, heard: WorldRecord) -> None:
+    def on_record(self, record: WorldRecord) -> None:
         """Called by the world."""
         with self._news:
-            self.heard.append(heard)
+            self.observed.append(record)
             self._news.notify_all()
 
     def of(self, *kinds: type) -> list[Any]:
-        """What was heard of these kinds, so far."""
-        return [heard for heard in self.heard if isinstance(heard, kinds)]
+        """What was observed of these kinds, so far."""
+        return [one for one in self.observed if isinstance(one, kinds)]
 
     def until(self, condition: Callable[[Life], object], within_s: float = GENEROUS_S) -> None:
-        """Wait until a condition on what was heard holds."""
+        """Wait until a condition on what was observed holds."""
         end_s = time.monotonic() + within_s
         with self._news:
             while not condition(self):
                 assert self.failure is None, self.failure
-                assert time.monotonic() < end_s, f"never heard; last: {self.heard[-5:]}"
+                assert time.monotonic() < end_s, f"never observed; last: {self.observed[-5:]}"
                 self._news.wait(0.1)
 
     def pieces(self, tenant: str, attempt: int = 1) -> list[tuple[str, str]]:
         """Rung and text of every token of an attempt, so far."""
         attempts: list[list[tuple[str, str]]] = []
-        for heard in list(self.heard):
-            if isinstance(heard, e.TenantArrived) and heard.tenant == tenant:
+        for record in list(self.observed):
+            if isinstance(record, e.TenantArrived) and record.tenant == tenant:
                 attempts.append([])
-            if isinstance(heard, e.TokensProduced) and heard.tenant == tenant:
-                attempts[-1] += [(heard.rung, piece) for piece in heard.pieces or ("",) * heard.count]
+            if isinstance(record, e.TokensProduced) and record.tenant == tenant:
+                attempts[-1] += [(record.rung, piece) for piece in record.pieces or ("",) * record.count]
         return attempts[attempt - 1] if len(attempts) >= attempt else []
 
     def records(self, *kinds: str) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ def living(
 ) -> Iterator[Life]:
     """A world that lives until the end of the block."""
     with path.open("w", buffering=1, encoding="utf-8") as sink:
-        heard: list[Life] = []
+        lives: list[Life] = []
         world = LiveWorld(
             ladder,
             costs,
@@ -196,11 +196,11 @@ def living(
             engine,
             Log(sink, header(policy, ladder, costs, params)),
             budget_bytes=budget_bytes,
-            listen=lambda one: heard[0].listen(one),
+            on_record=lambda one: lives[0].on_record(one),
             **options,
         )
         life = Life(world, path)
-        heard.append(life)
+        lives.append(life)
 
         def run() -> None:
             try:
@@ -233,6 +233,6 @@ def together(*conditions: Callable[[Life], bool]) -> Callable[[Life], bool]:
     return lambda life: all(condition(life) for condition in conditions)
 
 
-def names(heard: Sequence[WorldRecord]) -> list[str]:
-    """What was heard, by the names of the classes."""
-    return [type(one).__name__ for one in heard]
+def names(records: Sequence[WorldRecord]) -> list[str]:
+    """Records by the names of their classes."""
+    return [type(one).__name__ for one in records]

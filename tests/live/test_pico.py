@@ -120,7 +120,7 @@ def test_who_leaves_in_the_middle_frees_its_memory(tmp_path: Path) -> None:
         life.until(finished("stays"))
         life.until(at_rest)
     for tenant, work in (("reads", e.PromptRead), ("decodes", e.TokensProduced)):
-        told = [type(one) for one in life.heard if getattr(one, "tenant", None) == tenant]
+        told = [type(one) for one in life.observed if getattr(one, "tenant", None) == tenant]
         assert told[-1] is e.TenantCancelled
         assert work in told
     read = sum(one.tokens for one in life.of(e.PromptRead) if one.tenant == "reads")
@@ -169,7 +169,7 @@ def _has_come_to(budget_bytes: int) -> Callable[[Life], bool]:
     def condition(life: Life) -> bool:
         told, samples = life.of(e.BudgetChanged)[-1:], life.of(MemorySample)[-1:]
         heard = any(one.budget_bytes == budget_bytes for one in told)
-        answers = isinstance(life.heard[-1], e.TokensProduced)
+        answers = isinstance(life.observed[-1], e.TokensProduced)
         return heard and answers and not any(one.parts["transient"] for one in samples)
 
     return condition

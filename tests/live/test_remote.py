@@ -433,8 +433,8 @@ def test_it_stops_although_the_engine_hangs(tmp_path: Path) -> None:
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP)
         heard = -1
-        while heard != len(life.heard):
-            heard = len(life.heard)
+        while heard != len(life.observed):
+            heard = len(life.observed)
             time.sleep(0.5)
     assert life.failure is None
     assert [r["what"] for r in life.records("engine")] == ["started", "ended"]

@@ -112,8 +112,8 @@ def running(
     begin_bytes = default_budget(spec.ladder)
     bridge = Bridge(
         spec.ladder,
-        lambda listen, budget_bytes: LiveWorld(
-            spec.ladder, costs, chosen, engine, log, budget_bytes=budget_bytes, listen=listen
+        lambda on_record, budget_bytes: LiveWorld(
+            spec.ladder, costs, chosen, engine, log, budget_bytes=budget_bytes, on_record=on_record
         ),
         limits or Limits(),
         Metrics(),
