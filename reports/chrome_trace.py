@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from molt.formats.log import LogError
+from molt.errors import InputError
 from molt.program import run_words
 from reports.run_log import Record, RunLog
 from reports.timeline import TimelinePhase, phases
@@ -117,8 +117,8 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         write_trace(Path(arguments[0]), Path(arguments[1]))
-    except (LogError, OSError) as error:
-        print(error, file=sys.stderr)
+    except (InputError, OSError) as error:
+        print(f"molt: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -33,9 +33,9 @@ from molt.core.engine_protocol import Request
 from molt.core.events import TenantKind
 from molt.core.ladder import KVLayout, Ladder, Route, RouteKind, Rung
 from molt.core.view import Policy
-from molt.errors import InputError
 from molt.formats import provenance
 from molt.formats.log import Log
+from molt.formats.new_file import check_new_file, save_new
 from molt.jobs.scenario import ResolvedScenario, ResolvedTenant
 from molt.policies.molt import Molt
 from molt.policies.restart import Restart
@@ -390,19 +390,19 @@ def command(
     seeds: Annotated[int, typer.Option(min=1, help="Number of worlds; each is made from one seed.")] = 1000,
     start: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write the counts to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New JSON file for the counts.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON.")] = False,
 ) -> None:
     """Simulate random worlds with faults, each twice, and check that every policy keeps its promises.
 
     Example: molt fuzz --seeds 200 --jobs 2
     """
-    if out is not None and not out.parent.is_dir():
-        raise InputError(f"{out}: no such folder")
+    if out is not None:
+        check_new_file(out)
     campaign = run_campaign(start, seeds, min(jobs, seeds))
     document = json.dumps(campaign.document(), indent=1) + "\n"
     if out is not None:
-        out.write_text(document, encoding="utf-8")
+        save_new(out, document)
     print(document if as_json else _table(campaign))
     if campaign.failures or campaign.silent:
         raise typer.Exit(1)

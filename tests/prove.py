@@ -26,8 +26,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from rich.console import Console
 
-from molt.errors import InputError
 from molt.formats import provenance
+from molt.formats.new_file import check_folder, check_new_file, save_new, unused
 from molt.jobs.plugins import make_policy
 from sim.fuzz import run_campaign
 from tests.core.test_machine import EVERY_TIME, CalmMachine
@@ -36,6 +36,7 @@ from tests.worst import worst_of_both
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINES = {machine.__name__: machine for machine in EVERY_TIME}
+PROVE = Path("prove.json")
 BATCH, STEPS = 20, 100
 """Examples drawn from one seed, and steps in each at most."""
 WAVE = 4
@@ -284,7 +285,9 @@ def command(
         int | None, typer.Option(min=1, help="Stateful steps, in place of the form's number.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 2,
-    out: Annotated[Path, typer.Option(help="JSON file to write the findings to.")] = Path("prove.json"),
+    out: Annotated[
+        Path | None, typer.Option(help="New JSON file for the findings; default: prove.json.")
+    ] = None,
     work: Annotated[
         Path | None, typer.Option(help="Folder for finished parts; parts found there are not run again.")
     ] = None,
@@ -293,10 +296,11 @@ def command(
 
     Example: molt prove --jobs 2 --out prove.json
     """
-    if not out.parent.is_dir():
-        raise InputError(f"{out}: no such folder")
+    out = unused(PROVE) if out is None else out
+    check_new_file(out)
     if work is not None:
-        work.mkdir(exist_ok=True)
+        check_folder(work, "--work")
+        work.mkdir(parents=True, exist_ok=True)
     console = Console(stderr=True)
     form = FULL if full else QUICK
     asked = ["molt prove", "--full" if full else "", "" if steps is None else f"--steps {steps}"]
@@ -304,7 +308,7 @@ def command(
         "command": " ".join(word for word in asked if word),
         **prove(form if steps is None else replace(form, steps=steps), jobs, work, say=console.print),
     }
-    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    save_new(out, json.dumps(document, indent=1) + "\n")
     machines, fuzzed = document["rule_machines"], document["fuzz"]
     print(
         f"{machines['steps']:,} stateful steps, {document['small_worlds']['three_tenants']['states']:,} states of a "

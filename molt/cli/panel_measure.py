@@ -26,7 +26,7 @@ def doctor(
 def calibrate(
     ladder: Annotated[str, typer.Argument(metavar="LADDER", help="Name or file of the ladder.")] = "pico",
     out: Annotated[
-        Path | None, typer.Option(help="Profile to write; default: LADDER.json in this folder.")
+        Path | None, typer.Option(help="New file for the profile; default: LADDER.json in this folder.")
     ] = None,
     apart: Annotated[
         bool,
@@ -46,13 +46,14 @@ def calibrate(
 
     Example: molt calibrate pico --out pico-here.json
     """
+    from molt.formats.new_file import unused
     from realproc.calibration.calibrate import calibrate as measure
 
     if slowdown != 1.0 and not apart:
         raise InputError(
             "--slowdown: needs --apart, since only an engine in a process of its own is slowed down"
         )
-    measure(ladder, out or Path(f"{Path(ladder).stem}.json"), apart=apart, slowdown=slowdown)
+    measure(ladder, out or unused(Path(f"{Path(ladder).stem}.json")), apart=apart, slowdown=slowdown)
 
 
 def record(

@@ -27,6 +27,7 @@ from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, S
 from molt.errors import InputError
 from molt.formats import provenance
 from molt.formats.log import FILE_NAME
+from molt.formats.new_file import check_folder
 from molt.models.ladder_file import resolve
 from molt.units import show_size
 
@@ -231,6 +232,7 @@ def demo(ladder: str, out: Path, max_tokens: int) -> bool:
 
 
 def _prepare(out: Path, log: Path) -> None:
+    check_folder(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from molt.evals.residuals import residuals
 from molt.evals.result import Gate, Table, to_json, write
 from molt.evals.setup import JudgedText, LoadedLadder, Settings, TableSetup
 from molt.evals.switch_cost import CONTEXT_MAX, CONTEXT_MIN, REPEATS, switch_cost
+from molt.formats.new_file import check_new_file, unused
 from molt.kv.transplant import Islands
 
 DEFAULTS = Settings()
@@ -71,7 +72,7 @@ TextFolder = Annotated[
         help="Folder of UTF-8 texts; default: held-out excerpts that ship with Molt.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option(help="File to save the table to; default: runs/TABLE-LADDER.json.")]
+Out = Annotated[Path | None, typer.Option(help="New file for the table; default: runs/TABLE-LADDER.json.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -100,8 +101,8 @@ def _on_documents(
         as_json: AsJson = False,
     ) -> None:
         settings = Settings(documents, context, continuation, seed, Islands(first, last))
-        path = _place(out, name, ladder)
         loaded = setup.open_ladder(ladder)
+        path = _place(out, name, ladder)
         routes = setup.routes(loaded.spec, source, dest, only_maps=only_maps)
         found, documents_from = setup.documents(folder)
         texts = setup.texts(loaded.spec, found, settings)
@@ -155,8 +156,8 @@ def drift_command(
     Example: molt eval drift pico --between 32
     """
     settings = Settings(documents, context, continuation, seed, Islands(first, last))
-    path = _place(out, "drift", ladder)
     loaded = setup.open_ladder(ladder)
+    path = _place(out, "drift", ladder)
     paths = journeys(setup.routes(loaded.spec, None, None), source, dest)
     if not paths:
         raise InputError(f"{loaded.spec.path}: no two rungs have routes in both directions")
@@ -188,8 +189,8 @@ def switch_cost_command(
     Example: molt eval switch-cost pico --longest 1024
     """
     settings = Settings(seed=seed, islands=Islands(first, last))
-    path = _place(out, "switch-cost", ladder)
     loaded = setup.open_ladder(ladder)
+    path = _place(out, "switch-cost", ladder)
     found = setup.routes(loaded.spec, source, dest)
     ids = setup.texts(loaded.spec, setup.documents(None)[0], settings)[0].known
     with _bars() as progress:
@@ -223,22 +224,18 @@ def _passed(
 
 def _place(out: Path | None, name: str, ladder: str) -> Path:
     """The file that a table will be saved to; one that cannot be written is refused before anything is measured."""
-    path = out or Path("runs") / f"{name}-{Path(ladder).stem}.json"
-    if path.is_dir():
-        raise InputError(f"--out: {path} is a folder; give a file")
-    if out is not None and not path.parent.is_dir():
-        raise InputError(f"--out: {path.parent}: no such folder")
+    path = out or unused(Path("runs") / f"{name}-{Path(ladder).stem}.json")
+    check_new_file(path, make_folder=out is None)
     return path
 
 
 def _finish(table: Table, path: Path, as_json: bool) -> None:
     """Save, and print."""
-    write(path, table)
-    print(
-        to_json(table)
-        if as_json
-        else text_tables.text(text_tables.grids(table)) + "\n\n" + text_tables.note(table)
-    )
+    try:
+        write(path, table)
+    finally:
+        shown = text_tables.text(text_tables.grids(table)) + "\n\n" + text_tables.note(table)
+        print(to_json(table) if as_json else shown)
     print(f"saved: {path}", file=sys.stderr)
 
 

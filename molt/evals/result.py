@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from molt.errors import InputError
+from molt.formats.new_file import save_new
 
 DIGITS = 6
 """Significant digits that are kept: far more than any figure is certain to."""
@@ -333,12 +334,8 @@ def to_json(table: Table) -> str:
 
 
 def write(path: Path, table: Table) -> None:
-    """Write a table. Raises ``InputError`` if the file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_json(table), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+    """Write a table into a new file; see ``save_new`` for what happens where that cannot be."""
+    save_new(path, to_json(table))
 
 
 def read(path: Path) -> Table:

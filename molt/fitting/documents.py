@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 
 from molt.errors import InputError
 from molt.fitting.collect import Corpus, Document
+from molt.formats.new_file import check_folder
 from molt.program import run_command
 
 CHAT_TOKEN = "<|im_start|>"  # noqa: S105
@@ -182,6 +183,7 @@ def write_heldout(folder: Path) -> int:
     """Write the held-out documents of ``mixed_corpus`` into a new or empty folder, a file each; returns how many."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: is there already, and not an empty folder")
+    check_folder(folder, "FOLDER")
     heldout = mixed_corpus().heldout
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in heldout:

@@ -42,6 +42,7 @@ from molt.fitting.documents import default_corpus
 from molt.fitting.holdout import Holdout, hold_out
 from molt.fitting.ridge import solve, solve_reduced
 from molt.fitting.sums import BlockSums, Regression, products
+from molt.formats.new_file import check_folder
 from molt.formats.weights_file import file_sha256, weights_sha256
 from molt.kv import map_file
 from molt.kv.features import nearest_layers
@@ -369,6 +370,9 @@ def command(
     corpus = None if documents is None else folder_corpus(documents)
     if rank is not None and sources is not None:
         raise InputError("--sources: a shared map (--rank) sees all source layers")
+    resolve(ladder)
+    folder = out or Path("maps") / Path(ladder).stem
+    check_folder(folder)
     options = Options(
         rows=rows,
         sources=sources,
@@ -388,7 +392,7 @@ def command(
         }
         fitted = fit_ladder(
             ladder,
-            out or Path("maps") / Path(ladder).stem,
+            folder,
             corpus,
             options,
             lambda phase, done: bars.update(tasks[phase], completed=done),

@@ -23,9 +23,9 @@ from molt.core.costs import CostModel, DiskCosts, HealingFactor, RouteCosts, Run
 from molt.core.engine_protocol import Destination, Engine
 from molt.core.healing import CHUNKS
 from molt.core.ladder import Ladder, Route, RouteKind
-from molt.errors import InputError
 from molt.formats import provenance
 from molt.formats.log import plain
+from molt.formats.new_file import check_new_file, save_new
 from molt.jobs.profile import slowed
 from molt.live.remote import ChildSpec
 from molt.models.ladder_file import LadderSpec, resolve
@@ -64,8 +64,7 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
 
     begin_ns, console = time.perf_counter_ns(), Console(stderr=True)
     spec = resolve(name)
-    if out.is_dir() or not out.parent.is_dir():
-        raise InputError(f"{out}: cannot be written: {'is a folder' if out.is_dir() else 'no such folder'}")
+    check_new_file(out)
     ladder = spec.ladder
     carried = [route for route in ladder.routes if route.kind is not RouteKind.REREAD]
     with measured_engine(spec, apart=apart, slowdown=slowdown) as engine:
@@ -106,7 +105,7 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
         **plain(costs),
         "measured": {"machine": provenance.machine(), "versions": provenance.versions()},
     }
-    out.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    save_new(out, json.dumps(document, indent=2, sort_keys=True) + "\n")
     print(f"{out}: written in {(time.perf_counter_ns() - begin_ns) / 1e9:.0f} s", file=sys.stderr)
     return costs
 
