@@ -12,7 +12,7 @@ from molt.errors import InputError
 
 
 def check_new_file(path: Path, option: str = "--out", *, make_folder: bool = False) -> None:
-    """``InputError`` if there is a file, or none can be made. The folder is there, or with ``make_folder`` can be made."""
+    """``InputError`` if there is a file, or none can be made. Its folder is there, or ``make_folder`` if it can be."""
     try:
         if path.is_dir():
             raise InputError(f"{option}: {path} is a folder; give a file")
