@@ -176,7 +176,7 @@ def _areas(run: RunLog, steps: Sequence[Step], scale: Scale) -> Iterator[AreaSha
 
 
 def _band(steps: Sequence[Step], floor: list[int], ceiling: list[int], scale: Scale, end_x: float) -> str:
-    """One closed path for every stretch of time in which the band has a height."""
+    """One closed path for every period in which the band has a height."""
     edges = [*(x for x, _, _ in steps), max(end_x, steps[-1][0])]
     path: list[str] = []
     start = 0

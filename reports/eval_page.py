@@ -33,10 +33,10 @@ from reports.page import TEMPLATES
 from reports.publish import PUBLISHED, run_command
 
 TITLES: Mapping[str, str] = {
-    "handoff": "The switch, judged",
-    "ablation": "The switch, one dial at a time",
+    "handoff": "Handoff quality",
+    "ablation": "Handoff quality, one setting at a time",
     "drift": "Switch after switch",
-    "residuals": "What the maps leave unexplained",
+    "residuals": "What the maps do not explain",
     "switch-cost": "What a switch costs",
 }
 HANDOFF_ROWS = (

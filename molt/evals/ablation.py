@@ -1,7 +1,7 @@
-"""The table of dials: one is turned at a time, the others stay as they ship.
+"""The table of settings: one is changed at a time, the others stay as they ship.
 
-Islands are turned on the shipped map. What is in the map (source layers, rows, K and V jointly, the penalty, the
-space) is turned on maps fitted here on fewer rows, beside one fitted with everything as it ships.
+Islands are changed with the shipped map. Settings of the map (source layers, rows, K and V jointly, the penalty, the
+space) are changed in maps fitted here on fewer rows, beside one fitted with all settings as they ship.
 """
 
 from __future__ import annotations

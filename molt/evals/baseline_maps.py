@@ -19,6 +19,7 @@ from torch import Tensor
 
 from molt.core.ladder import Route
 from molt.evals.setup import LoadedLadder, Progress, quietly
+from molt.fitting.collect import WINDOW_TOKENS, WINDOWS_PER_DOCUMENT_MAX
 from molt.fitting.ridge import solve_reduced
 from molt.kv.features import columns_per_layer, layer_columns, nearest_layers, to_rows
 from molt.kv.loaded_rung import LoadedRung
@@ -32,8 +33,6 @@ BASELINE_ROWS = 20_000
 RIDGE = 1e-5
 """Penalty relative to the mean variance of the features."""
 
-WINDOW_TOKENS = 384
-WINDOWS_PER_DOCUMENT_MAX = 4
 SUMS_BYTES_MAX = 256 * 1024 * 1024
 
 

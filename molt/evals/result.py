@@ -152,7 +152,7 @@ class HandoffTable(ResultModel):
 
 
 class Ablation(ResultModel):
-    """The table of ``molt eval ablation``: one dial at a time, the others as they ship."""
+    """The table of ``molt eval ablation``: one setting at a time, the others as they ship."""
 
     table: Literal["ablation"]
     origin: Origin
