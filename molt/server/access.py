@@ -3,8 +3,10 @@
 Rules of this module:
 
 - A web page that a user happens to visit may reach a server on the loopback interface. So the ``Host`` must be one of
-  ours (a name that was rebound to 127.0.0.1 is not), a POST with the ``Origin`` of another site is refused, and no
+  ours (a name that was rebound to 127.0.0.1 is not), a request with the ``Origin`` of another site is refused, and no
   answer allows another site to read it (no CORS). (No form sends ``application/json``, which ``body.py`` requires.)
+  Some requests of a page have no ``Origin``; then the browser says in ``Sec-Fetch-Site`` where they come from. From
+  another site only a link to the page is followed.
 - Tokens come in the ``Authorization`` header alone, and are compared in constant time.
 - Administration has a token of its own. A UNIX socket needs none: its file says who may connect.
 """
@@ -46,6 +48,11 @@ def allowed_hosts(bound: str, port: int, also: Iterable[str] = ()) -> frozenset[
     names = {*LOOPBACK, f"[{bound}]" if ":" in bound else bound}
     with_port = {f"{name}:{port}" for name in names}
     return frozenset(with_port | (names if port == 80 else set()) | {name.lower() for name in also})
+
+
+def is_owners(scope: Scope) -> bool:
+    """Whether a request came through the UNIX socket, whose file only its owner can open."""
+    return scope["server"] is None or scope["server"][1] is None
 
 
 def is_loopback(host: str) -> bool:
@@ -101,23 +108,24 @@ class AccessCheck:
             raise ErrorAnswer(
                 431, f"headers must have at most {self._header_bytes} bytes", "headers_too_long"
             )
-        from_file = scope["server"] is None or scope["server"][1] is None
+        from_file = is_owners(scope)
         if not from_file:
-            self._check_site(scope["method"], headers)
-        if scope["method"] == "POST":
-            _check_framing(headers)
+            self._check_site(scope["path"], headers)
+        _check_framing(headers)
         self._check_token(scope["path"], headers, from_file=from_file)
 
-    def _check_site(self, method: str, headers: Headers) -> None:
+    def _check_site(self, path: str, headers: Headers) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             raise ErrorAnswer(421, "Host not served here", "misdirected_request")
         origin = headers.get("origin")
-        if (
-            method not in ("GET", "HEAD")
-            and origin is not None
-            and origin.lower() != f"http://{hosts[0].lower()}"
-        ):
+        is_foreign = origin is not None and origin.lower() != f"http://{hosts[0].lower()}"
+        if headers.get("sec-fetch-site", "none").lower() not in ("same-origin", "none"):
+            is_link = (
+                headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+            )
+            is_foreign |= not (is_link and path in self._open - OPEN_PATHS)
+        if is_foreign:
             raise ErrorAnswer(403, "requests from other sites are refused", "foreign_origin")
 
     def _is_ours(self, host: str) -> bool:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from molt import __version__
 from molt.core.view import Policy
-from molt.server.access import AccessCheck, Keys
+from molt.server.access import AccessCheck, Keys, is_owners
 from molt.server.admin import Administration, Budgeting, known_followers, shipped_traces
 from molt.server.answering import ALIAS, Answering
 from molt.server.body import until_disconnect
@@ -123,7 +123,7 @@ class EventFeed(Response):
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._bridge.observers.watching() as view:
+        with self._bridge.observers.watching(owner=is_owners(scope)) as view:
             await until_disconnect(receive, self._send(view, send))
 
     async def _send(self, view: View, send: Send) -> None:

@@ -21,11 +21,13 @@ class Limits:
     send_buffer_bytes: int = 64 << 10
     stalled_reader_s: float = 10.0
     connections: int = 1000
+    owner_connections: int = 32  # at the admin socket, beside those
     answers: int = 32
     answer_tokens: int = 256  # of a request without a limit of its own
     answer_s: float = 600.0
     backlog: int = 4096
     observers: int = 16
+    owner_observers: int = 4  # at the admin socket, beside those
     retry_after_s: int = 2
     drain_s: float = 2.5  # from the first signal until connections are cut
     stop_s: float = 4.5  # from the first signal until the process ends without the world

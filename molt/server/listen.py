@@ -59,7 +59,6 @@ async def serve(
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=limits.connections,
         timeout_keep_alive=round(limits.idle_s),
         timeout_graceful_shutdown=limits.drain_s,  # type: ignore[arg-type]
         h11_max_incomplete_event_size=limits.header_bytes,

@@ -18,24 +18,28 @@ View = asyncio.Queue[Notice | None]
 
 
 class Observers:
-    """At most ``limits.observers``, each with at most ``limits.backlog`` unread notices."""
+    """At most ``limits.observers``, each with at most ``limits.backlog`` unread notices; a few more for the owner."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._views: list[View] = []
+        self._connected = {False: 0, True: 0}  # by whether they are the owner's
 
     @contextmanager
-    def watching(self) -> Iterator[View]:
+    def watching(self, *, owner: bool = False) -> Iterator[View]:
         """A view, for as long as the context lasts; ``Unavailable`` if there are too many observers."""
-        if len(self._views) >= self._limits.observers:
+        most = self._limits.owner_observers if owner else self._limits.observers
+        if self._connected[owner] >= most:
             raise Unavailable(
-                f"{len(self._views)} observers are connected, which is the limit", self._limits.retry_after_s
+                f"{most} observers are connected, which is the limit", self._limits.retry_after_s
             )
         view: View = asyncio.Queue()
         self._views.append(view)
+        self._connected[owner] += 1
         try:
             yield view
         finally:
+            self._connected[owner] -= 1
             if view in self._views:
                 self._views.remove(view)
 

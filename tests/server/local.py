@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TextIO
 
 import httpx2
@@ -31,7 +32,7 @@ from molt.server.app import application
 from molt.server.bridge import Bridge
 from molt.server.command import DiscreetLog, default_budget, header, service
 from molt.server.limits import Limits
-from molt.server.listen import listen_on, serve
+from molt.server.listen import listen_at, listen_on, serve
 from molt.server.prometheus import Metrics
 
 ADMIN = "admin-token-of-the-tests"
@@ -99,6 +100,7 @@ def running(
     log_text: bool = False,
     on_url: Callable[[str], None] = lambda url: None,
     journal: TextIO | None = None,
+    admin_socket: Path | None = None,
 ) -> Iterator[Local]:
     """A server until the context ends; then everything that it was is gone."""
     spec = resolve("pico")
@@ -120,6 +122,7 @@ def running(
         budget_bytes=begin_bytes,
     )
     sock = listen_on("127.0.0.1", 0)
+    sockets = [sock] if admin_socket is None else [sock, listen_at(admin_socket)]
     port = sock.getsockname()[1]
     app = application(
         service(bridge, spec, Budgeting(bridge, begin_bytes), chosen),
@@ -131,7 +134,7 @@ def running(
 
     async def main() -> None:
         loops.append(asyncio.get_running_loop())
-        await serve(bridge, app, [sock], started=begun.set)
+        await serve(bridge, app, sockets, started=begun.set)
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
