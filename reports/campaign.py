@@ -14,7 +14,6 @@ Rules of this module:
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from reports import formatting
 from reports.confidence import lower_bound, upper_bound
 from reports.metrics import nearest_rank
 from reports.publish import PUBLISHED, command, run_command
+from reports.shapes import CampaignPair, CampaignSession, PageShape, VoidPair, check, checked, read_text
 
 PUBLISHED_REAL = PUBLISHED / "real"
 SIGNAL_LOOK_NS = 10_000_000
@@ -52,16 +52,22 @@ class Campaign:
     @classmethod
     def read(cls, file: Path) -> Campaign:
         """``InputError`` for a file that is none. A line that is being written is passed over."""
-        try:
-            whole = file.read_text(encoding="utf-8").rpartition("\n")[0]
-            lines = [json.loads(line) for line in whole.splitlines()]
-        except (OSError, ValueError) as error:
-            raise InputError(f"{file}: not the file of a campaign: {error}") from None
-        sessions = tuple(line for line in lines if "session" in line)
-        pairs = {line["pair"]: line for line in lines if "pair" in line}
+        where = f"{file}: not the file of a campaign"
+        lines = read_text(file).rpartition("\n")[0].splitlines()
+        sessions: list[Row] = []
+        pairs: dict[int, Row] = {}
+        for number, line in enumerate(lines, start=1):
+            content = checked(PageShape, line, f"{where}: line {number}")
+            if "session" in content:
+                check(CampaignSession, content, f"{where}: line {number}")
+                sessions.append(content)
+            elif "pair" in content:
+                model = CampaignPair if content.get("void") is None else VoidPair
+                check(model, content, f"{where}: line {number}")
+                pairs[content["pair"]] = content
         if not sessions or not pairs:
-            raise InputError(f"{file}: not the file of a campaign: no pairs")
-        return cls(sessions, tuple(pairs[number] for number in sorted(pairs)))
+            raise InputError(f"{where}: no pairs")
+        return cls(tuple(sessions), tuple(pairs[number] for number in sorted(pairs)))
 
     @cached_property
     def valid(self) -> tuple[Row, ...]:

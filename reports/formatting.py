@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from molt.units import ABSENT, MIB, MS_NS, show_duration, show_percent, show_size
+from molt.units import ABSENT, MIB, MS_NS, QUANTITY_MAX, show_duration, show_percent, show_size
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | {0x7F: 0x2421}
 _CONTROLS = {code: picture for code, picture in _PICTURES.items() if chr(code) not in "\n\t"}
@@ -65,8 +65,11 @@ def count(number: int, singular: str, plural: str | None = None) -> str:
 
 
 def machine(of: Mapping[str, Any]) -> str:
-    """The machine of a run, as ``molt.formats.provenance.machine`` describes it."""
-    return f"{of['processor']}, {of['cores']} cores, {size(int(of.get('memory_bytes') or 0))}, {of['system']}"
+    """The machine of a run, as ``molt.formats.provenance.machine`` describes it, as far as it does."""
+    processor, cores, system = (of.get(key) or ABSENT for key in ("processor", "cores", "system"))
+    memory = of.get("memory_bytes")
+    is_size = isinstance(memory, int) and 0 <= memory <= QUANTITY_MAX
+    return f"{processor}, {cores} cores, {size(memory if is_size else None)}, {system}"
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,6 @@ The page and the JSON go to ``reports/published/prove.md`` and ``prove.json``; a
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,17 +13,17 @@ from typing import Any
 
 from tabulate import tabulate
 
-from molt.errors import InputError
 from molt.program import run_words
 from molt.units import show_duration, show_percent, show_size
 from reports.confidence import upper_bound
 from reports.formatting import machine, printable
 from reports.publish import PUBLISHED, run_command
+from reports.shapes import checked_proof, read_text
 
 
 def page(text: str) -> str:
     """The page of one JSON, given as its text, as Markdown."""
-    of = json.loads(text)
+    of = checked_proof(text, "prove.json")
     sections = (
         _summary(of),
         _machines(of["rule_machines"]),
@@ -188,13 +187,9 @@ def _grid(rows: Iterable[Iterable[Any]], headers: Iterable[str]) -> str:
 
 def publish(path: Path, published: Path = PUBLISHED) -> str:
     """Put the JSON and its page into ``published``; returns their name. ``InputError`` for what is no proof."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        made = page(text)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: not what molt prove writes: {error}") from error
+    text = read_text(path)
+    checked_proof(text, f"{path}: not what molt prove writes")
+    made = page(text)
     (published / "prove.json").write_text(text, encoding="utf-8", newline="\n")
     (published / "prove.md").write_text(made, encoding="utf-8", newline="\n")
     return "prove"

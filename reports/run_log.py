@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from molt.formats import log
+from molt.formats.log_records import is_known
 
 Record = Mapping[str, Any]
 
@@ -117,7 +118,7 @@ class RunLog:
         """Read a log file; one torn last line is tolerated. Raises ``molt.formats.log.LogError``."""
         header, records = log.read(path)
         _, _, body = path.read_bytes().partition(b"\n")
-        return cls(header, tuple(records), hashlib.sha256(body).hexdigest())
+        return cls(header, tuple(filter(is_known, records)), hashlib.sha256(body).hexdigest())
 
     @property
     def scenario(self) -> Mapping[str, Any]:
@@ -200,7 +201,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _moments(record: Record) -> tuple[int, ...]:
-    return (record.get("at_ns", 0), *record.get("stamps_ns", ()))
+    stamps = record.get("stamps_ns", ()) if record.get("type") == "TokensProduced" else ()
+    return (record.get("at_ns", 0), *stamps)
 
 
 # --- answers ------------------------------------------------------------------------------------------------

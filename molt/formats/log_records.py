@@ -57,7 +57,7 @@ def check_record(record: Mapping[str, Any]) -> None:
 
 def is_known(record: Mapping[str, Any]) -> bool:
     """Whether this version knows the kind of a record and, of an event or a decision, its type."""
-    return _key(record) in _VALIDATORS
+    return _key(record) in _VALIDATORS and (record["kind"] in _TYPED or "type" not in record)
 
 
 def _key(record: Mapping[str, Any]) -> tuple[str, str]:
@@ -145,7 +145,7 @@ _HANDOFF = _object(
 
 # --- records and the header ---
 
-_RECORD = _required(kind=_TEXT, seq=_COUNT, at_ns=_COUNT)
+_RECORD = {**_required(kind=_TEXT, seq=_COUNT, at_ns=_COUNT), **_optional(tenant=_TEXT)}
 _TYPED = frozenset({"event", "outcome", "decision"})
 _EVENTS: tuple[type, ...] = typing.get_args(events.AnyEvent)
 _DECISIONS: tuple[type, ...] = typing.get_args(decisions.AnyDecision)
@@ -182,7 +182,7 @@ _SCENARIO = _object(
 _RUNG = _object(_required(name=_TEXT, weight_bytes=_COUNT, scratch_bytes=_COUNT), _optional(mapped=_BOOL))
 _HEADER = SchemaValidator(
     _object(
-        _nullable(
+        _optional(
             scenario=_SCENARIO,
             ladder=_object(_nullable(name=_TEXT), _optional(rungs=_list(_RUNG))),
             policy=_object(_nullable(name=_TEXT)),
@@ -190,9 +190,9 @@ _HEADER = SchemaValidator(
             memory=_TEXT,
             machine=_object(_nullable(processor=_TEXT, cores=_COUNT, memory_bytes=_COUNT, system=_TEXT)),
             versions=_dict(cs.nullable_schema(_TEXT)),
-            commit=_TEXT,
             real=_object(_nullable(rate_bytes_per_s=_COUNT, slowdown=_NUMBER), _optional(huge=_BOOL)),
-        )
+        ),
+        _nullable(commit=_TEXT),
     )
 )
 _ANY_RECORD = SchemaValidator(_object(_RECORD))
