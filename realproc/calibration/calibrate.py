@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from molt.core.costs import CostModel, DiskCosts, HealingFactor, RouteCosts, Run
 from molt.core.engine_protocol import Destination, Engine
 from molt.core.healing import CHUNKS
 from molt.core.ladder import Ladder, Route, RouteKind
+from molt.errors import InputError
 from molt.formats import provenance
 from molt.formats.log import plain
 from molt.formats.new_file import check_new_file, save_new
@@ -39,13 +40,60 @@ MEASURING_S = 5.0
 DECODES = 20
 CONTEXTS = (0, 128, 512, 1024)
 MEASURED_CHUNKS = (8, 32, 128)
-MEASURED_TOKENS = STEP_REPEATS * sum(MEASURED_CHUNKS) + DECODES
 CELLS = (64, 256, 1024)
 HEALING_CELLS = 1024
 ANSWER_TOKENS = 64
+FEWER = (
+    (STEP_REPEATS, MEASURED_CHUNKS),
+    (STEP_REPEATS_MIN, MEASURED_CHUNKS),
+    (STEP_REPEATS, MEASURED_CHUNKS[:-1]),
+    (STEP_REPEATS_MIN, MEASURED_CHUNKS[:-1]),
+    (STEP_REPEATS_MIN, (4, 16)),
+)
+"""Repeats and chunks that are measured: the first of these for which a rung has the positions."""
+CONTEXT_MIN = 16
+"""The least by which two measured contexts differ."""
+SETTLED_MAX = 32
+"""Cells of a transplanted cache that need no healing, at most: the first, and those that were prefilled at the end."""
+POSITIONS_MIN = 128
 
 Sample = tuple[int, int, float]
 """Tokens, context, nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLengths:
+    """The lengths that are measured on a rung: every one, with an answer of ``ANSWER_TOKENS``, is within its positions.
+
+    Chunks are prefilled ``repeats`` times on top of each of the ``contexts``; caches of ``cells`` are switched, and the
+    longest is spilled, and healed, by each of the numbers in ``healing``.
+    """
+
+    repeats: int
+    chunks: tuple[int, ...]
+    contexts: tuple[int, ...]
+    cells: tuple[int, ...]
+    healing: tuple[int, ...]
+    healing_repeats: int
+
+
+def measured_lengths(positions: int) -> MeasuredLengths:
+    """The lengths for a rung of so many positions, at least ``POSITIONS_MIN``."""
+    room = positions - 1 - ANSWER_TOKENS
+    repeats, chunks = next(
+        one for one in FEWER if one[0] * sum(one[1]) + CONTEXT_MIN <= room or one == FEWER[-1]
+    )
+    spare = room - repeats * sum(chunks)
+    contexts = tuple(context for context in CONTEXTS if context <= spare)
+    if len(contexts) < 2:
+        contexts = (0, spare)
+    cells = tuple(sorted({min(length, room) for length in CELLS}))
+    if len(cells) < 2:
+        cells = (room // 2, room)
+    sizes, left = sorted(CHUNKS), cells[-1] - SETTLED_MAX
+    healing = tuple(size for number, size in enumerate(sizes) if sum(sizes[: number + 1]) <= left)
+    healing_repeats = max(1, min(STEP_REPEATS, left // sum(healing)))
+    return MeasuredLengths(repeats, chunks, contexts, cells, healing, healing_repeats)
 
 
 def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.0) -> CostModel:
@@ -66,6 +114,12 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
     spec = resolve(name)
     check_new_file(out)
     ladder = spec.ladder
+    fewest = min(ladder.rungs, key=lambda rung: rung.max_positions)
+    if fewest.max_positions < POSITIONS_MIN:
+        raise InputError(
+            f"{spec.path}: rung {fewest.name} has {fewest.max_positions} positions; "
+            f"calibration needs at least {POSITIONS_MIN}"
+        )
     carried = [route for route in ladder.routes if route.kind is not RouteKind.REREAD]
     with measured_engine(spec, apart=apart, slowdown=slowdown) as engine:
         rungs = {
@@ -77,7 +131,9 @@ def calibrate(name: str, out: Path, *, apart: bool = False, slowdown: float = 1.
     if apart:
         rungs = {
             rung.name: with_overhead(
-                rungs[rung.name], added_ns(spec, rung, rungs[rung.name], slowdown), HEALING_CELLS
+                rungs[rung.name],
+                added_ns(spec, rung, rungs[rung.name], slowdown),
+                _healing_lengths(ladder, rung.name).cells[-1],
             )
             for rung in track(ladder.rungs, "worlds", console=console)
         }
@@ -131,8 +187,9 @@ def _rung(engine: Engine, ladder: Ladder, rung: str) -> RungCosts:
     engine.load(rung)
     prefills: list[Sample] = []
     decodes: list[Sample] = []
-    for context in (c for c in CONTEXTS if c + MEASURED_TOKENS < ladder.rung(rung).max_positions):
-        added, decode = _prefills_and_decodes(engine, rung, context)
+    lengths = measured_lengths(ladder.rung(rung).max_positions)
+    for context in lengths.contexts:
+        added, decode = _prefills_and_decodes(engine, rung, context, lengths)
         prefills += added
         decodes.append(decode)
     engine.release(rung)
@@ -149,49 +206,69 @@ def _load_and_release(engine: Engine, rung: str) -> tuple[int, int]:
 
 def _healing(engine: Engine, ladder: Ladder, rung: str) -> tuple[HealingFactor, ...]:
     """How much longer a decode step takes that heals tokens, on a rung that projected caches are switched to."""
-    ends = [route for route in ladder.routes if route.dest == rung and route.kind is RouteKind.PROJECT]
-    if not ends:
+    source, lengths = _healed_from(ladder, rung), _healing_lengths(ladder, rung)
+    if source is None:
         return ()
-    source = ends[0].source
+    cells = lengths.cells[-1]
     engine.load(source)
     engine.load(rung)
-    with _generation(engine, source, HEALING_CELLS + 1) as tenant:
-        engine.prefill(tenant, HEALING_CELLS, MEASURED_CHUNKS[-1])
-        engine.switch(tenant, Destination(rung, RouteKind.PROJECT, HEALING_CELLS + ANSWER_TOKENS))
+    with _generation(engine, source, cells + 1) as tenant:
+        engine.prefill(tenant, cells, MEASURED_CHUNKS[-1])
+        engine.switch(tenant, Destination(rung, RouteKind.PROJECT, cells + ANSWER_TOKENS))
         engine.release(source)
         bare_ns = _median_ns(2 * STEP_REPEATS * [lambda: engine.decode(tenant, 1)])
         healing = tuple(
             HealingFactor(
-                tokens, _median_ns(STEP_REPEATS * [lambda n=tokens: engine.decode(tenant, 1, n)]) / bare_ns
-            )  # type: ignore[misc]
-            for tokens in sorted(CHUNKS)
+                tokens,
+                _median_ns(lengths.healing_repeats * [lambda n=tokens: engine.decode(tenant, 1, n)])
+                / bare_ns,  # type: ignore[misc]
+            )
+            for tokens in lengths.healing
         )
     engine.release(rung)
     return healing
 
 
+def _healed_from(ladder: Ladder, rung: str) -> str | None:
+    """The first rung from which projected caches are switched to ``rung``."""
+    ends = (route for route in ladder.routes if route.dest == rung and route.kind is RouteKind.PROJECT)
+    return next((route.source for route in ends), None)
+
+
+def _healing_lengths(ladder: Ladder, rung: str) -> MeasuredLengths:
+    return _common_lengths(ladder, rung, _healed_from(ladder, rung) or rung)
+
+
+def _common_lengths(ladder: Ladder, *rungs: str) -> MeasuredLengths:
+    """The lengths for which each of some rungs has the positions."""
+    return measured_lengths(min(ladder.rung(rung).max_positions for rung in rungs))
+
+
 def _disk(engine: Engine, ladder: Ladder) -> DiskCosts:
     """Nanoseconds a byte of the longest cache that is measured, on the smallest rung."""
     rung, writes, reads = ladder.bottom, [], []
+    cells = measured_lengths(rung.max_positions).cells[-1]
     engine.load(rung.name)
-    with _generation(engine, rung.name, CELLS[-1] + 1) as tenant:
-        engine.prefill(tenant, CELLS[-1], MEASURED_CHUNKS[-1])
+    with _generation(engine, rung.name, cells + 1) as tenant:
+        engine.prefill(tenant, cells, MEASURED_CHUNKS[-1])
         engine.park(tenant)
         size = engine.cache_bytes(tenant)
         for _ in range(STEP_REPEATS):
             writes.append(_elapsed_ns(lambda: engine.spill(tenant)))
-            engine.grow(tenant, CELLS[-1])
+            engine.grow(tenant, cells)
             reads.append(_elapsed_ns(lambda: engine.restore(tenant)))
     engine.release(rung.name)
     return DiskCosts(statistics.median(writes) / size, statistics.median(reads) / size)
 
 
-def _prefills_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list[Sample], Sample]:
+def _prefills_and_decodes(
+    engine: Engine, rung: str, context: int, lengths: MeasuredLengths
+) -> tuple[list[Sample], Sample]:
     """Medians of prefilling chunks of every size, one after the other on top of ``context`` cells, then of decoding.
 
     The context grows meanwhile: each median is placed in the middle of its own stretch.
     """
-    to_prefill, done = context + STEP_REPEATS * sum(MEASURED_CHUNKS), 0
+    to_prefill, done = context + lengths.repeats * sum(lengths.chunks), 0
     with _generation(engine, rung, to_prefill + 1) as tenant:
 
         def prefill(tokens: int, chunk: int) -> None:
@@ -202,9 +279,9 @@ def _prefills_and_decodes(engine: Engine, rung: str, context: int) -> tuple[list
         if context:
             prefill(context, MEASURED_CHUNKS[-1])
         prefills: list[Sample] = []
-        for chunk in MEASURED_CHUNKS:
+        for chunk in lengths.chunks:
             before = done
-            median_ns = _median_ns(STEP_REPEATS * [lambda size=chunk: prefill(size, size)])  # type: ignore[misc]
+            median_ns = _median_ns(lengths.repeats * [lambda size=chunk: prefill(size, size)])  # type: ignore[misc]
             prefills.append((chunk, (before + done - chunk) // 2, median_ns))
         if done < to_prefill:  # where prefilling takes long, fewer repeats were made
             prefill(to_prefill - done, MEASURED_CHUNKS[-1])
@@ -226,8 +303,8 @@ def _generation(engine: Engine, rung: str, prompt_tokens: int) -> Iterator[str]:
 def _switch(engine: Engine, ladder: Ladder, route: Route) -> StepCost:
     engine.load(route.source)
     engine.load(route.dest)
-    lengths = [cells for cells in CELLS if cells + 128 <= ladder.rung(route.dest).max_positions]
-    samples = [(cells, 0, _median_ns(_switching(engine, route, cells))) for cells in lengths]
+    lengths = _common_lengths(ladder, route.source, route.dest)
+    samples = [(cells, 0, _median_ns(_switching(engine, route, cells))) for cells in lengths.cells]
     engine.release(route.source)
     engine.release(route.dest)
     return fit_step(samples)

@@ -23,7 +23,9 @@ JUDGING_S = 20
 
 def divergences(loaded: LoadedLadder, route: Route, texts: list[list[int]]) -> Iterator[Divergence]:
     """Mean KL of a switch after texts of some lengths, at every setting of the dial."""
-    for cells in JUDGED_CELLS:
+    ends = (loaded.spec.ladder.rung(route.source), loaded.spec.ladder.rung(route.dest))
+    longest = min(rung.max_positions for rung in ends) - 1  # with the token that is fed
+    for cells in sorted({min(length, longest) for length in JUDGED_CELLS}):
         dial = JUDGED_NATIVE if route.kind is RouteKind.PROJECT else (0,)
         kls: dict[int, list[float]] = {native: [] for native in dial if native < cells}
         begin = time.monotonic()

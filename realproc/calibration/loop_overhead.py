@@ -33,6 +33,7 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
     """
     alone = replace(spec.ladder, rungs=(rung,), routes=())
     model = CostModel("", alone.name, 0, DiskCosts(0.0, 0.0), {rung.name: costs}, {})
+    prompt_tokens = min(PROMPT_TOKENS, rung.max_positions - ANSWER_TOKENS)
     stamps: list[int] = []
 
     def on_record(record: WorldRecord) -> None:
@@ -46,10 +47,10 @@ def added_ns(spec: LadderSpec, rung: Rung, costs: RungCosts, slowdown: float = 1
         world = LiveWorld(
             alone, model, Hold(), engine, Log(sink, {}), budget_bytes=PLENTY_BYTES, on_record=on_record
         )
-        world.ask("measured", TenantKind.FOREGROUND, made_up_request(PROMPT_TOKENS, ANSWER_TOKENS))
+        world.ask("measured", TenantKind.FOREGROUND, made_up_request(prompt_tokens, ANSWER_TOKENS))
         world.run()
     added = [
-        after - before - costs.decode.ns(1, PROMPT_TOKENS + number)
+        after - before - costs.decode.ns(1, prompt_tokens + number)
         for number, (before, after) in enumerate(pairwise(stamps))
     ]
     return max(0, round(statistics.median(added)))
