@@ -1,7 +1,7 @@
-"""The simulated world: one device, one process, a moving budget, and tenants who want answers. Simpy is the clock.
+"""The simulated world: one device, one process, a moving budget, and tenants that want answers. Simpy is the clock.
 
 Rules of this world, beside those of every world (``molt/worlds/base_world.py``):
-- Compute is serial. A step runs to its boundary; facts that arrive meanwhile are handled there, before anyone takes
+- Compute is serial. A step runs to its boundary; facts that arrive meanwhile are handled there, before
   another step. What a step itself brings about is reported first, as soon as it is done.
 - A run of tokens that nothing can interrupt is one simpy event; ``TokensProduced`` has the time of each token.
 """
@@ -41,7 +41,7 @@ from sim.recorded_memory import RecordedMemory
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Tokens under way: what the engine made of them, when each is complete, how many tokens each step re-read."""
+    """Tokens under way: what the engine made of them, when each is complete, how many cells each step healed."""
 
     tenant: str
     rung: str
@@ -142,21 +142,21 @@ class SimulatedWorld(base_world.World):
 
     def _arrival(self, tenant: ResolvedTenant) -> Wait[None]:
         yield self._env.timeout(tenant.arrives_ns)
-        guest = self._guests[tenant.name] = RunningTenant(tenant.name, tenant.kind, tenant.request)
+        running = self._running[tenant.name] = RunningTenant(tenant.name, tenant.kind, tenant.request)
         if self._alive:
-            self._post(guest.arrived(self._now_ns))
+            self._post(running.arrived(self._now_ns))
         if tenant.leaves_ns is not None:
             yield self._env.timeout(tenant.leaves_ns - tenant.arrives_ns)
             self._leave(tenant.name)
 
     def _leave(self, tenant: str) -> None:
         """The client is gone; what the answer holds is freed at the next boundary."""
-        if tenant not in self._guests:
+        if tenant not in self._running:
             return
         if self._alive:
             self._post(e.TenantCancelled(at_ns=self._now_ns, tenant=tenant))
         else:
-            del self._guests[tenant]
+            del self._running[tenant]
 
     def _set_timer(self, deadline_ns: int) -> None:
         self._env.process(self._timer(deadline_ns))
@@ -255,18 +255,18 @@ class SimulatedWorld(base_world.World):
             self._loaded(rung)
 
     def _switch(self, step: SwitchStep) -> Wait[None]:
-        move = self._moves[step.tenant]
-        total_ns = self._costs.switch_ns(step.source, step.dest, step.cells, move.destination.native)
-        self._hold_for_switch(step, move)
+        pending = self._switches[step.tenant]
+        total_ns = self._costs.switch_ns(step.source, step.dest, step.cells, pending.destination.native)
+        self._hold_for_switch(step, pending)
         if self._measured:
-            outcome, took_ns = yield from self._spend(total_ns, lambda: self._do_switch(step, move))
+            outcome, took_ns = yield from self._spend(total_ns, lambda: self._do_switch(step, pending))
         else:
-            done_ns = move.done_ns or 0
-            move.done_ns = done_ns + (yield from self._chunks(total_ns - done_ns))
-            if move.done_ns < total_ns:
+            done_ns = pending.done_ns or 0
+            pending.done_ns = done_ns + (yield from self._chunks(total_ns - done_ns))
+            if pending.done_ns < total_ns:
                 return
-            outcome, took_ns = self._do_switch(step, move), total_ns
-        self._switch_done(step, move, outcome, took_ns)
+            outcome, took_ns = self._do_switch(step, pending), total_ns
+        self._switch_done(step, pending, outcome, took_ns)
 
     def _prefill(self, step: PrefillStep) -> Wait[None]:
         begun, self._chunk = self._chunk, None
@@ -317,21 +317,21 @@ class SimulatedWorld(base_world.World):
 
     def _stamps(self, step: DecodeStep) -> tuple[list[int], list[int]]:
         """Completion times of the tokens up to the first that ends after the next event of the world, and how many
-        tokens each of their steps re-reads."""
+        cells each of their steps heals."""
         costs = self._costs.rungs[step.rung]
         next_event_ns = self._env.peek()
         at_ns, settled = self._now_ns, step.settled
         stamps: list[int] = []
-        re_read: list[int] = []
+        healed_each: list[int] = []
         for cells in range(step.context, step.context + step.tokens):
             healed = chunk(cells, settled, step.heal)
             settled = settled_after(cells, settled, healed)
             at_ns += costs.healing_ns(healed, cells)
             stamps.append(at_ns)
-            re_read.append(healed)
+            healed_each.append(healed)
             if self._measured or at_ns >= next_event_ns:
                 break
-        return stamps, re_read
+        return stamps, healed_each
 
     def _flush_run(self) -> None:
         """Report the tokens of the run under way that are complete by now."""

@@ -29,7 +29,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class HealingFactor:
-    """How many times longer than a bare one a decode step takes that re-reads ``tokens`` tokens on the way."""
+    """How many times longer than a bare one a decode step takes that also heals ``tokens`` cells."""
 
     tokens: int
     factor: float
@@ -37,10 +37,10 @@ class HealingFactor:
 
 @dataclass(frozen=True, slots=True)
 class RungCosts:
-    """Times of one rung: bringing it in, giving it back, reading ``tokens`` in one chunk, one decode step.
+    """Times of one rung: load, release, prefill (``read``) of a chunk, one decode step.
 
-    ``healing`` has what re-reading tokens does to a decode step, as measured, by rising numbers of tokens; nothing
-    where the rung is never the end of a projected switch.
+    ``healing`` has what healing does to a decode step, as measured, by rising numbers of cells; nothing where
+    the rung is never the end of a projected switch.
     """
 
     load_ns: int
@@ -50,10 +50,10 @@ class RungCosts:
     healing: tuple[HealingFactor, ...] = ()
 
     def healing_ns(self, tokens: int, context: int) -> int:
-        """Time of a decode step on ``context`` cells that also re-reads ``tokens`` tokens of them.
+        """Time of a decode step on ``context`` cells that also heals ``tokens`` of them.
 
-        Interpolated between the measured numbers of tokens; beyond them, and where nothing was measured, each token
-        adds what reading one does.
+        Interpolated between the measured numbers; beyond them, and where nothing was measured, each token adds the
+        time of its prefill.
         """
         bare_ns = self.decode.ns(1, context)
         points = [(0.0, 1.0), *((float(point.tokens), point.factor) for point in self.healing)]
@@ -64,7 +64,7 @@ class RungCosts:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """KL (nats) to the destination's own cache of ``cells`` cells, the last ``native`` of which it read itself."""
+    """KL (nats) to the destination's own cache of ``cells`` cells, the last ``native`` of which it prefilled itself."""
 
     cells: int
     native: int
@@ -75,7 +75,7 @@ class Divergence:
 class RouteCosts:
     """Time to take a cache of n tokens along one route, and what it costs in quality, as measured at some points.
 
-    ``switch`` is the time with no token read natively beyond those that always are.
+    ``switch`` is the time with no token prefilled natively beyond those that always are.
     """
 
     switch: StepCost
@@ -84,7 +84,7 @@ class RouteCosts:
     def expected_kl(self, cells: int, native: int) -> float:
         """Nats, interpolated between the measured points: in the native share of the cells, then in the cells.
 
-        Beyond the measured lengths the nearest counts; a cache read natively as a whole costs nothing.
+        Beyond the measured lengths the nearest counts; a cache prefilled natively as a whole costs nothing.
         """
         lengths = sorted({point.cells for point in self.divergences})
         if not lengths or native >= cells:
@@ -117,7 +117,7 @@ class CostModel:
     routes: Mapping[str, RouteCosts]
 
     def route(self, source: str, dest: str) -> RouteCosts | None:
-        """Costs of a carried switch, or ``None`` where only a re-read was measured."""
+        """Costs of a carried switch, or ``None`` where only prefilling again was measured."""
         return self.routes.get(f"{source}->{dest}")
 
     def spill_ns(self, size: int) -> int:
@@ -129,7 +129,7 @@ class CostModel:
         return max(1, round(self.disk.read_byte_ns * size))
 
     def switch_ns(self, source: str, dest: str, cells: int, native: int) -> int:
-        """Time of a carried switch: the map of all but the last ``native`` cells, and reading those.
+        """Time of a carried switch: the map of all but the last ``native`` cells, and the prefill of those.
 
         Raises ``KeyError`` for a route that was not measured.
         """

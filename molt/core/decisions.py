@@ -12,8 +12,8 @@ from molt.core.ladder import RouteKind
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a decision is expected to do: bytes it frees for good (negative: takes), the highest usage on the
-    way, its duration and the KL to the native cache (nats) it costs."""
+    """What a decision is expected to do: bytes it frees for good (negative: takes), the highest usage until
+    then, its duration and the KL to the native cache (nats) it costs."""
 
     freed_bytes: int = 0
     peak_bytes: int = 0
@@ -50,7 +50,7 @@ class Retarget(Decision):
 
     ``route`` is how its cache gets there; ``None`` means that it already has the geometry of ``dest``. ``capacity`` is
     the room, in cells, that the cache is to have there; until then it is trimmed to what it holds. ``native`` of its
-    last tokens are read by ``dest`` itself instead of going through the map.
+    last tokens are prefilled by ``dest`` itself instead of going through the map.
     """
 
     tenant: str
@@ -93,7 +93,7 @@ class Spill(Decision):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shed(Decision):
     """Lever 5 and last: drop a parked tenant's oldest context down to ``keep_cells``; 0 drops the cache and the
-    tokens are read again later."""
+    tokens are prefilled again later."""
 
     tenant: str
     keep_cells: int
@@ -101,7 +101,7 @@ class Shed(Decision):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heal(Decision):
-    """Let every decode step of a tenant re-read ``tokens`` tokens of its carried cache; 0 pauses that."""
+    """Let every decode step of a tenant heal ``tokens`` cells of its carried cache; 0 pauses that."""
 
     tenant: str
     tokens: int

@@ -137,7 +137,7 @@ class Engine(Protocol):
         """Trim the cache to the cells it holds; returns the bytes freed."""
 
     def grow(self, tenant: str, capacity: int) -> None:
-        """Give a cache room for ``capacity`` cells (the way back from ``park``)."""
+        """Give a cache room for ``capacity`` cells (the reverse of ``park``)."""
 
     def spill(self, tenant: str) -> int:
         """Write a trimmed cache to disk and free its memory; returns the bytes freed.

@@ -120,7 +120,7 @@ class CacheSpilled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpillFailed(Event):
-    """A cache could not be written; it was dropped, as its memory had to go, and its tokens will be read again."""
+    """A cache could not be written; it was dropped, as its memory had to go, and its tokens will be prefilled again."""
 
     tenant: str
     freed_bytes: int
@@ -139,7 +139,7 @@ class CacheRestored(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreFailed(Event):
-    """What came back from disk was not what was written, or nothing did; the tokens will be read again."""
+    """What came back from disk was not what was written, or nothing came back; the tokens will be prefilled again."""
 
     tenant: str
     dest: str
@@ -149,7 +149,7 @@ class RestoreFailed(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShed(Event):
     """A tenant's oldest context is gone, ``dropped_cells`` of it; ``kept_cells`` remain, or none, and then the tokens
-    are read again."""
+    are prefilled again."""
 
     tenant: str
     kept_cells: int
@@ -177,7 +177,7 @@ class Handoff:
 class Switched(Event):
     """A tenant's cache now belongs to another rung; its first ``settled`` cells need no healing (``None``: all).
 
-    ``native`` of its last tokens were read by that rung itself; ``predicted_kl`` is what the decision expected of
+    ``native`` of its last tokens were prefilled by that rung itself; ``predicted_kl`` is what the decision expected of
     the ``handoff``.
     """
 
@@ -196,7 +196,7 @@ class Switched(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchFailed(Event):
-    """The cache could not be carried; it was dropped and the tokens will be read again."""
+    """The cache could not be carried; it was dropped and the tokens will be prefilled again."""
 
     tenant: str
     source: str
@@ -207,7 +207,7 @@ class SwitchFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRead(Event):
-    """Known tokens went into the cache (prompt, or tokens read again)."""
+    """Known tokens were prefilled (the prompt, or tokens whose cells were dropped)."""
 
     tenant: str
     rung: str
@@ -218,7 +218,7 @@ class PromptRead(Event):
 class TokensProduced(Event):
     """A run of new tokens; ``stamps_ns`` has the completion time of each, ``pieces`` their text (real engine).
 
-    Its steps healed ``healed`` cells on the way, ``heal`` each until there were no more.
+    Its steps healed ``healed`` cells as well, ``heal`` each until there were no more.
     """
 
     tenant: str

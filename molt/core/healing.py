@@ -1,8 +1,8 @@
 """Healing: making a carried cache exact again, a few tokens inside every decode step.
 
-A projected cache is exact in its first cells only (*settled*); what follows is a guess. A decode step can re-read
-the next few tokens on the way, each attending to the settled cells before it, until the settled part has caught up
-with the newest token. Then every cell is what reading the whole text would have given.
+A projected cache is exact in its first cells only (*settled*); what follows is a guess. A decode step can
+prefill the next few tokens again, each attending to the settled cells before it, until the settled part has caught up
+with the newest token. Then every cell is what a prefill of the whole text would have given.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from molt.core.costs import RungCosts
 
 CHUNKS = (64, 32, 16, 8, 4, 2, 1)
-"""Tokens that may be re-read in one decode step."""
+"""Cells that may be healed in one decode step."""
 
 
 def chunk(cells: int, settled: int, heal: int) -> int:
-    """How many tokens the next decode step re-reads, of a cache whose first ``settled`` cells are exact."""
+    """How many cells the next decode step heals, of a cache whose first ``settled`` cells are exact."""
     return min(heal, cells - settled)
 
 
 def settled_after(cells: int, settled: int, healed: int) -> int:
-    """Settled cells after a decode step that re-read ``healed`` tokens, and added a cell.
+    """Settled cells after a decode step that healed ``healed`` cells, and added one.
 
     The new cell is exact when all those before it are.
     """

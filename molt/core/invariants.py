@@ -15,7 +15,7 @@ from molt.core.state import Phase, State
 from molt.core.view import Policy
 
 
-def nobody_is_dead(state: State, ladder: Ladder, policy: Policy) -> str | None:
+def process_is_alive(state: State, ladder: Ladder, policy: Policy) -> str | None:
     """A policy that promises it is never killed."""
     if "never_killed" in policy.promises and not state.alive:
         return f"the process was killed under policy {policy.name!r}"
@@ -90,7 +90,7 @@ def rungs_are_one_thing(state: State, ladder: Ladder, policy: Policy) -> str | N
 
 Invariant = Callable[[State, Ladder, Policy], str | None]
 INVARIANTS: tuple[Invariant, ...] = (
-    nobody_is_dead,
+    process_is_alive,
     overshoot_is_bounded,
     transients_are_reserved,
     caches_are_consistent,

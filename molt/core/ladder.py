@@ -58,12 +58,12 @@ class RouteKind(StrEnum):
 
     CARRY = "carry"  # same weights at another precision: the cache is taken as it is
     PROJECT = "project"  # un-rotate, learned map, re-rotate
-    REREAD = "reread"  # drop the cache and read every token again: oracle and fallback of all
+    REREAD = "reread"  # drop the cache and prefill every token again: oracle and fallback of all
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One directed way between two rungs; ``map_bytes`` are resident only while it is being travelled."""
+    """How a cache gets from one rung to another; ``map_bytes`` are resident only during a switch."""
 
     source: str
     dest: str
@@ -103,7 +103,7 @@ class Ladder:
         return self._indices[name]
 
     def route(self, source: str, dest: str) -> Route:
-        """The best known route; without one, the tokens are read again."""
+        """The best known route; without one, the tokens are prefilled again."""
         return self._routes.get((source, dest)) or Route(source, dest, RouteKind.REREAD)
 
     @cached_property

@@ -132,7 +132,7 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
         case Run() if tenant.phase is Phase.WAITING:
             yield d.Admit(tenant=tenant.name, rung=placement.rung, capacity=tenant.full_capacity)
         case Run() if tenant.target != placement.rung or (tenant.switching and not placement.carry):
-            yield _move(tenant, placement, ladder)
+            yield _retarget(tenant, placement, ladder)
         case Run() if (
             tenant.settled < tenant.cells and not tenant.switching and tenant.heal != placement.heal
         ):
@@ -148,10 +148,10 @@ def _tenant_changes(tenant: Tenant, placement: Placement | None, ladder: Ladder)
             yield d.Defer(tenant=tenant.name)
 
 
-def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
+def _retarget(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
     dest = placement.rung
     route = route_kind(tenant, dest, ladder, carry=placement.carry)
-    read_again = tenant.dropped if route is RouteKind.REREAD else 0
+    dropped = tenant.dropped if route is RouteKind.REREAD else 0
     lever = _direction(tenant, dest, ladder)
     assert tenant.cache_rung is not None
     return lever(
@@ -159,7 +159,7 @@ def _move(tenant: Tenant, placement: Run, ladder: Ladder) -> d.AnyDecision:
         source=tenant.cache_rung,
         dest=dest,
         route=route,
-        capacity=tenant.full_capacity + read_again,
+        capacity=tenant.full_capacity + dropped,
         native=min(placement.native, tenant.cells) if route is RouteKind.PROJECT else 0,
     )
 
@@ -176,7 +176,7 @@ def _direction(
 
 
 def route_kind(tenant: Tenant, dest: str, ladder: Ladder, *, carry: bool) -> RouteKind | None:
-    """How a tenant's cache gets to ``dest``: ``None`` when it is there, re-read when it is empty or not carried."""
+    """How a tenant's cache gets to ``dest``: ``None`` when it is there, ``REREAD`` when it is empty or not carried."""
     assert tenant.cache_rung is not None
     if tenant.cache_rung == dest and carry:
         return None

@@ -28,7 +28,7 @@ class Phase(StrEnum):
     """Where a tenant stands."""
 
     WAITING = "waiting"  # arrived, has no cache yet
-    ACTIVE = "active"  # has a cache and a rung to run on (the rung may still be on its way)
+    ACTIVE = "active"  # has a cache and a rung to run on (the rung may still be loading)
     PARKED = "parked"  # has a cache and no rung
 
 
@@ -36,7 +36,7 @@ class Phase(StrEnum):
 class Tenant:
     """One unfinished answer as the scheduler sees it. Lengths are tokens, capacities cells.
 
-    The first ``settled`` cells need no healing; every decode step re-reads ``heal`` of the others. The cells of a
+    The first ``settled`` cells need no healing; every decode step heals ``heal`` of the others. The cells of a
     ``spilled`` cache are on disk; once active, there is room for them again, and they have still to be read back.
     """
 
@@ -71,7 +71,7 @@ class Tenant:
 
     @property
     def backlog(self) -> int:
-        """Known tokens still to be read before the next decode step."""
+        """Known tokens still to be prefilled before the next decode step."""
         return self.known - 1 - self.read
 
     @property
@@ -125,7 +125,7 @@ class State:
 
     @property
     def occupied(self) -> frozenset[str]:
-        """Rungs whose weights take memory: resident or on their way."""
+        """Rungs whose weights take memory: resident or loading."""
         return self.resident | self.loading
 
     @property
@@ -325,7 +325,7 @@ def _lost(tenant: Tenant) -> Tenant:
 
 
 def _read(tenant: Tenant, tokens: int) -> Tenant:
-    """Tokens read after settled cells are settled themselves."""
+    """Tokens prefilled after settled cells are settled themselves."""
     more = tokens if tenant.settled == tenant.cells else 0
     return changed(tenant, read=tenant.read + tokens, settled=tenant.settled + more)
 

@@ -1,4 +1,4 @@
-"""Who takes the next step: foreground before batch, and within a kind in turns of ``TURN_TOKENS`` tokens.
+"""Which tenant takes the next step: foreground before batch, and within a kind in turns of ``TURN_TOKENS`` tokens.
 
 A step is read off the state, never stored in it. However a world cuts the steps, the turns come out the same:
 they depend on the tokens a tenant was served, not on how many steps those took.

@@ -1,4 +1,8 @@
-"""Text as it becomes certain: a piece per token, whole characters only, whatever rung produced the token."""
+"""Text as it becomes certain: a piece per token, whole characters only, whatever rung produced the token.
+
+``tokenizers.decoders.DecodeStream`` gives the same pieces, but keeps what is incomplete at the end of the text to
+itself; to flush that, the same windows of tokens would have to be kept beside it.
+"""
 
 from __future__ import annotations
 

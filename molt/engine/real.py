@@ -1,10 +1,10 @@
-"""Generations on real models: the engine whose tokens, caches and transplants are not made up.
+"""Generations on real models: the engine whose tokens, caches and transplants are computed.
 
 Rules of this module:
 
 - ``known`` is every token of the text so far, by position; ``read`` of them have been through a model. A
   decode step feeds ``known[read]`` and appends one token, so no switch, park or shed can lose or repeat a
-  token: none of them touches ``known``, and only reading and decoding move ``read``.
+  token: none of them touches ``known``, and only prefill and decode move ``read``.
 - Memory is what the ladder says: a cache is allocated once for its capacity, a map exists only during the
   switch that needs it, a released rung is dropped at once: nothing else refers to its weights and no
   reference cycle holds them, so they are back with the system when ``release`` returns.
@@ -61,7 +61,7 @@ class _Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _SwitchUnderWay:
-    """A switch under destination, and the work of it."""
+    """A switch under way: its destination, and the work of it."""
 
     destination: Destination
     work: Work[PreallocatedCache]
@@ -189,7 +189,7 @@ class RealEngine:
     def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
         """Prefill the next ``tokens`` known tokens on the rung of the cache, ``chunk`` at a time.
 
-        With ``within_ns`` one chunk at the most: it may raise ``Unfinished`` near that time, and the same call again
+        With ``within_ns``, one chunk at most: it may raise ``Unfinished`` near that time, and the same call again
         goes on.
         """
         generation = self._generations[tenant]
@@ -269,7 +269,7 @@ class RealEngine:
                     yield from transplanting(cache, rope, kv_map, target, text, destination.capacity, islands)
                 )
             case RouteKind.REREAD:
-                raise AssertionError("a re-read is a shed to 0 and reads")
+                raise AssertionError("prefilling again is a shed to 0 and prefills")
 
     def park(self, tenant: str) -> int:
         """Trim the cache to the cells it holds in memory; returns the bytes freed."""
@@ -277,7 +277,7 @@ class RealEngine:
         return cache.resize(cache.cells)
 
     def grow(self, tenant: str, capacity: int) -> None:
-        """Give a cache room for ``capacity`` cells (the way back from ``park``)."""
+        """Give a cache room for ``capacity`` cells (the reverse of ``park``)."""
         self._to_change(tenant).cache.resize(capacity)
 
     def _to_change(self, tenant: str) -> _Generation:
@@ -315,7 +315,7 @@ class RealEngine:
     def shed(self, tenant: str, keep_cells: int, rung: str) -> int:
         """Keep ``keep_cells`` cells, the first and the most recent, trimmed; returns the bytes freed.
 
-        With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is unread.
+        With 0 the cache is dropped, takes the geometry of ``rung``, and every known token is to be prefilled again.
         """
         generation = self._to_change(tenant)
         if keep_cells > 0:
@@ -372,7 +372,7 @@ class RealEngine:
         return token, piece if generation.finish is None else piece + generation.detokeniser.flush()
 
     def _next_logits(self, resident: LoadedRung, generation: _Generation, heal: int) -> torch.Tensor:
-        """Logits (vocabulary,) of the next token; on the destination, ``heal`` tokens of the cache are re-read."""
+        """Logits (vocabulary,) of the next token; on the destination, ``heal`` cells of the cache are healed."""
         cache, cells, settled = generation.cache, generation.cache.cells, generation.settled
         healed = healing.chunk(cells, settled, heal)
         try:
@@ -402,7 +402,7 @@ class RealEngine:
         path = self._spec.maps.get(pair)
         if path is None:
             raise SwitchError(
-                f"no map from {pair[0]} to {pair[1]}; fit one with: molt fit {self._spec.ladder.name}"
+                f"no map from {pair[0]} to {pair[1]}; fit one with: molt fit {argument(self._spec.path)}"
             )
         try:
             return map_file.load(path, binding(self._spec, source, dest))

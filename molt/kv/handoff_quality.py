@@ -1,6 +1,6 @@
 """How good a switch was, judged against the destination's own cache of the same text.
 
-The yardstick is the source's undisturbed greedy continuation (a control fork of its cache): what the user
+The reference is the source's undisturbed greedy continuation (a control fork of its cache): what the user
 would have read without the switch. The destination is teacher-forced on it with the carried cache, with
 its own cache and with none. Two faults known from the literature are excluded by construction: every
 measurement runs on a fork, so no cache is judged after it advanced over the answer, and each feeds the last
@@ -31,7 +31,7 @@ WORTH_NLL_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuation:
-    """What the source goes on to say: tokens, and log-probabilities (n, vocabulary) they were chosen by."""
+    """How the source goes on: tokens, and log-probabilities (n, vocabulary) they were chosen by."""
 
     ids: tuple[int, ...]
     log_probs: Tensor
@@ -39,7 +39,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SwitchReference:
-    """One text at one point: what the source says next, and what the destination thinks of it by itself.
+    """One text at one point: how the source goes on, and how likely that is to the destination by itself.
 
     ``native`` and ``nothing`` are log-probabilities (n, vocabulary) of the destination with its own cache and
     with none; ``last`` is the token at ``position`` that is fed first.
@@ -142,7 +142,7 @@ def switch_reference(
 
 
 def judge(dest: LoadedRung, carried: PreallocatedCache, by: SwitchReference) -> Comparison:
-    """Judge a cache of ``dest`` that holds the same cells as the one the yardstick was made from."""
+    """Judge a cache of ``dest`` that holds the same cells as the one that the reference was made from."""
     log_probs = teacher_force(dest, carried, by.last, by.position, by.continuation)
     return Comparison(
         *(score(rows, by.native, by.continuation) for rows in (log_probs, by.native, by.nothing))

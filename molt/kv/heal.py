@@ -1,6 +1,6 @@
 """Healing a carried cache inside a decode step: see ``molt.core.healing`` for the schedule.
 
-One forward pass carries the next tokens to be re-read and the token to be decoded. Layer by layer the re-read ones
+One forward pass has the next tokens to be healed and the token to be decoded. Layer by layer the healed ones
 replace what stood in their cells, seeing only what is settled before them; the decoded one sees all cells, those
 just replaced included. So when the last guess is replaced, everything after it is exact as well.
 """
@@ -19,7 +19,7 @@ from molt.kv.loaded_rung import LoadedRung
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Mending:
+class _HealedCells:
     """The cells of a cache while ``healed`` of them, after the first ``settled``, are replaced and one is added."""
 
     cache: PreallocatedCache
@@ -27,7 +27,7 @@ class _Mending:
     healed: int
 
     def mask(self, tokens: int, device: torch.device) -> Tensor:
-        """Re-read tokens see what is before them; the last one, which is new, sees every cell."""
+        """Healed tokens see what is before them; the last one, which is new, sees every cell."""
         assert tokens == self.healed + 1
         mask = torch.full((tokens, self.cache.cells + 1), -math.inf, device=device)
         mask[:-1, : self.settled + self.healed] = causal_mask(self.healed, self.settled, device)
@@ -47,14 +47,14 @@ def step(
 ) -> Tensor:
     """Logits (vocabulary,) after the last of the ``known`` tokens, the only one not in the cache yet.
 
-    On the way the ``healed`` tokens after the first ``settled`` are re-read. The cache is without gaps: the token
-    of cell i is ``known[i]``. Raises ``NotFinite`` as ``LoadedRung.step`` does; then the cache may be healed, but has
+    The ``healed`` cells after the first ``settled`` are healed as well. The cache is without gaps: the token of
+    cell i is ``known[i]``. Raises ``NotFinite`` as ``LoadedRung.step`` does; then the cache may be healed, but has
     no new cell.
     """
     assert cache.cells == len(known) - 1, f"{cache.cells} cells of {len(known)} tokens"
     assert settled + healed <= cache.cells, f"{settled}+{healed} of {cache.cells} cells"
     positions = [*range(settled, settled + healed), cache.cells]
     ids = [known[position] for position in positions]
-    logits = resident.logits(ids, positions, _Mending(cache, settled, healed), keep=1)
+    logits = resident.logits(ids, positions, _HealedCells(cache, settled, healed), keep=1)
     cache.commit(positions[-1:])
     return logits[0]

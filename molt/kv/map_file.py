@@ -1,7 +1,7 @@
 """A learned map on disk: one safetensors file per directed pair, bound to models and tokenizer by hash.
 
 A map in float32 is stored in half precision; on pico the mean KL of a switch is the same to three digits
-either way. Whole numbers of a shared map are stored as int8. All metadata is one JSON string under one key,
+in both. Whole numbers of a shared map are stored as int8. All metadata is one JSON string under one key,
 because safetensors writes several keys in no fixed order and the same fit must give the same file.
 ``digest`` covers the tensors and the card, so a file that was altered or mixed up is refused.
 """

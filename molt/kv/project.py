@@ -1,9 +1,9 @@
 """The learned map between two rungs: each destination layer is affine in what is known of a token.
 
 Known are K and V of several source layers, with RoPE taken out of the keys (see ``features``), and the input
-that the first mapped layer of the destination reads, which the destination computes itself: it runs its first
+of the first mapped layer of the destination, which the destination computes itself: it runs its first
 ``native_layers`` layers on the tokens. With none of them that input is the token's embedding, which costs a
-table look-up and already makes the first layer exact; every layer more costs its share of a re-read. This
+table look-up and already makes the first layer exact; every layer more costs its share of a prefill. This
 module puts the map between the two rotations.
 
 A map comes in one of two forms. In *float32* every layer takes the features of its own source layers as they
@@ -181,7 +181,7 @@ def whole_numbers(weight: Tensor) -> tuple[Tensor, Tensor]:
 def project(kv_map: KVMap, state: KVState, inputs: Tensor, source_rope: Rope, dest_rope: Rope) -> KVState:
     """The mapped layers (L' - native, H', T, D') for a source state (L, H, T, D): un-rotate, map, re-rotate.
 
-    ``inputs`` (T, hidden') is what the first mapped layer of the destination reads of the same tokens.
+    ``inputs`` (T, hidden') is the input of the first mapped layer of the destination for the same tokens.
     """
     mapped = map_rows(kv_map, to_rows(state, source_rope), inputs)
     return from_rows(mapped, state.positions, kv_map.mapped, dest_rope)

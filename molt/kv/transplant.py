@@ -1,10 +1,10 @@
 """Taking a cache from one rung to another.
 
 Three routes exist; two are here. *Carry* (same weights, other precision) takes the cache as it is. *Project*
-sends it through a learned map, except for islands that the destination reads itself: the first tokens, exact
+sends it through a learned map, except for islands that the destination prefills itself: the first tokens, exact
 because attention is causal, and the most recent ones. On models with attention sinks the first cells are
 outliers that no linear map hits, and a projected cache without exact ones is worse than no history at all.
-The last known token is native too, on every route: a decode step feeds it. The third route, reading
+The last known token is native too, on every route: a decode step feeds it. The third route, prefilling
 everything again, needs no code here.
 
 Nothing is lost before it is replaced: the source cache is only read, and whatever is wrong raises
@@ -31,9 +31,9 @@ from molt.work import Work, finished
 
 @dataclass(frozen=True, slots=True)
 class Islands:
-    """How many tokens at either end the destination reads itself: a dial from a pure map to a full re-read.
+    """How many tokens at either end the destination prefills itself: a dial from a pure map to a full prefill.
 
-    Four first tokens cover the sinks of Qwen2.5; pico has none and does not mind. The last ones are what the
+    Four first tokens cover the sinks of Qwen2.5; pico has none. The last ones are what the
     next tokens lean on most: on pico, 16 of them take a third off the mean KL, where alone they are worse
     than the map.
     """
@@ -81,7 +81,7 @@ def transplant(
 ) -> PreallocatedCache:
     """A cache of ``capacity`` cells for the destination, at the positions that ``source`` holds.
 
-    ``known`` are the tokens of the text so far, by position; those after the last cell stay unread. Raises
+    ``known`` are the tokens of the text so far, by position; those after the last cell are not prefilled. Raises
     ``SwitchError`` for a cache that is not finite, a map of other geometries, a text too long for ``dest``.
     """
     return finished(transplanting(source, source_rope, kv_map, dest, known, capacity, islands))
@@ -97,7 +97,7 @@ def transplanting(
     capacity: int,
     islands: Islands,
 ) -> Work[PreallocatedCache]:
-    """``transplant``, which pauses after every chunk of cells that it projects or reads. Dropped, it leaves nothing."""
+    """``transplant``, which pauses after every chunk that it projects or prefills. Dropped, it leaves nothing."""
     _check(source, dest, known, capacity)
     if (kv_map.source, kv_map.dest) != (source.layout, dest.layout):
         raise SwitchError(

@@ -243,7 +243,7 @@ class LiveWorld(World):
         ``tenant`` is the one it failed at, if it did.
         """
         needed = self._die()
-        if tenant is not None and tenant in self._guests:
+        if tenant is not None and tenant in self._running:
             self._blame(tenant)
         while self._stopped is None and self._budget_bytes < needed:
             self._sleep()
@@ -293,11 +293,11 @@ class LiveWorld(World):
                 self._record_memory(at_ns=command.at_ns)
                 self._post(e.BudgetChanged(at_ns=command.at_ns, budget_bytes=command.budget_bytes))
             case _Ask():
-                guest = self._guests[command.tenant] = RunningTenant(
+                running = self._running[command.tenant] = RunningTenant(
                     command.tenant, command.kind, command.request
                 )
-                self._post(guest.arrived(command.at_ns))
-            case _Leave() if command.tenant in self._guests:
+                self._post(running.arrived(command.at_ns))
+            case _Leave() if command.tenant in self._running:
                 if not self._alive:
                     self._forget(command.tenant)
                 self._post(e.TenantCancelled(at_ns=command.at_ns, tenant=command.tenant))
@@ -354,16 +354,16 @@ class LiveWorld(World):
             self._report(e.LoadProgressed(at_ns=self._now_ns, rung=step.rung))
 
     def _switch(self, step: SwitchStep) -> Wait[None]:
-        move = self._moves[step.tenant]
-        self._hold_for_switch(step, move)
-        begin_ns, done_ns = self._clock_ns(), move.done_ns or 0
+        pending = self._switches[step.tenant]
+        self._hold_for_switch(step, pending)
+        begin_ns, done_ns = self._clock_ns(), pending.done_ns or 0
         try:
-            outcome, took_ns = yield from self._spend(0, lambda: self._do_switch(step, move, SLICE_NS_MAX))
+            outcome, took_ns = yield from self._spend(0, lambda: self._do_switch(step, pending, SLICE_NS_MAX))
         except Unfinished:
-            move.done_ns = done_ns + self._clock_ns() - begin_ns
+            pending.done_ns = done_ns + self._clock_ns() - begin_ns
             self._read_commands()
             return
-        self._switch_done(step, move, outcome, done_ns + took_ns)
+        self._switch_done(step, pending, outcome, done_ns + took_ns)
 
     def _prefill(self, step: PrefillStep) -> Wait[None]:
         tokens = min(step.chunk, step.tokens)

@@ -1,4 +1,4 @@
-"""What crosses the pipe between a world and its engine: JSON, each message behind its length in four bytes.
+"""What goes through the pipe between a world and its engine: JSON, each message behind its length in four bytes.
 
 A call is answered by one reply with its number. A reply says, beside the result, what the tenant or the rung of the
 call holds now, so that no further call has to ask for that. Nothing that arrives is trusted: what is no message, or is

@@ -16,29 +16,29 @@ from molt.work import Unfinished
 
 class Paced(ModelledEngine):
     """A modelled engine that lets time go by: ``elapse`` is called with the cost of every load, step, switch and
-    release, and of every way of a cache to disk or back, in nanoseconds."""
+    release, and of every spill and restore of a cache, in nanoseconds."""
 
     def __init__(self, ladder: Ladder, costs: CostModel, elapse: Callable[[int], None]) -> None:
         super().__init__(ladder)
         self._costs = costs
         self._elapse = elapse
-        self._left_ns: dict[str, int] = {}
-        self._crossing_ns: dict[str, int] = {}
+        self._load_left_ns: dict[str, int] = {}
+        self._switch_left_ns: dict[str, int] = {}
         self._chunk: tuple[tuple[str, int, int], int] | None = None
         """The chunk of prefill under way, and what is left of it."""
 
     def load(self, rung: str, within_ns: int | None = None) -> bool:
-        left_ns = self._left_ns.pop(rung, self._costs.rungs[rung].load_ns)
+        left_ns = self._load_left_ns.pop(rung, self._costs.rungs[rung].load_ns)
         stretch_ns = left_ns if within_ns is None else min(left_ns, within_ns)
         self._elapse(stretch_ns)
         if stretch_ns < left_ns:
-            self._left_ns[rung] = left_ns - stretch_ns
+            self._load_left_ns[rung] = left_ns - stretch_ns
             return False
         return super().load(rung)
 
     def release(self, rung: str) -> int:
         self._chunk = None
-        if self._left_ns.pop(rung, None) is None and rung in self._resident:
+        if self._load_left_ns.pop(rung, None) is None and rung in self._resident:
             self._elapse(self._costs.rungs[rung].release_ns)
         return super().release(rung)
 
@@ -69,11 +69,11 @@ class Paced(ModelledEngine):
         whole_ns = self._costs.switch_ns(
             generation.rung, destination.dest, generation.cells, destination.native
         )
-        left_ns = self._crossing_ns.pop(tenant, whole_ns)
+        left_ns = self._switch_left_ns.pop(tenant, whole_ns)
         stretch_ns = left_ns if within_ns is None else min(left_ns, within_ns)
         self._elapse(stretch_ns)
         if stretch_ns < left_ns:
-            self._crossing_ns[tenant] = left_ns - stretch_ns
+            self._switch_left_ns[tenant] = left_ns - stretch_ns
             raise Unfinished
         return super().switch(tenant, destination)
 
@@ -106,12 +106,12 @@ class Paced(ModelledEngine):
         super().restore(tenant)
 
     def kill(self) -> None:
-        self._left_ns.clear()
-        self._crossing_ns.clear()
+        self._load_left_ns.clear()
+        self._switch_left_ns.clear()
         self._chunk = None
         super().kill()
 
     def _abandon(self, tenant: str) -> None:
         """A cache is about to be changed: what is under way is dropped."""
-        self._crossing_ns.pop(tenant, None)
+        self._switch_left_ns.pop(tenant, None)
         self._chunk = None

@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-- Only plain data crosses the pipe (``messages.py``); what the engine holds is said with every answer and kept here.
+- Only plain data goes through the pipe (``messages.py``); every answer says what the engine holds, which is kept here.
 - The child is dead when it has ended, when it does not answer in time, or when it answers something else than was
   asked. All three raise ``EngineDied`` from the call under way, or from the next one; a child that lives is killed.
 - ``start`` and every call are made by one thread, which stays until the end: the kernel ends the child with it.

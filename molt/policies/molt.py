@@ -1,7 +1,7 @@
 """Molt: change the model between two tokens and take the attention state along.
 
 The policy is a list of *postures* in order of increasing harm; it takes the first that fits the budget with every
-transient on the way there:
+transient until it is reached:
 
 ====  =====================================================================================================
 0     all tenants run, on the largest rung possible; batch newcomers wait if they do not fit (defer, demote)
@@ -38,7 +38,7 @@ from molt.core.view import View, by_protection
 from molt.policies.admission import admit_while_room, others_wait
 
 DIAL = (1024, 512, 256, 128, 64, 32)
-"""Settings of the dial between a pure map and a full re-read, beside all tokens: those read natively at the end."""
+"""Settings of the dial between a pure map and a full prefill, beside all tokens: prefilled natively at the end."""
 
 Rank = tuple[int, int]
 """How harmful a posture is: (0, level of the rung), (1, tenants not running), (2, 0) all parked, or worse."""
@@ -48,9 +48,9 @@ Rank = tuple[int, int]
 class Molt:
     """Parameters: ``cooldown_ns`` between a change and the next recovery; ``margin``, the share of the budget
     that must stay free for a recovery; ``min_cells`` that shedding leaves (sinks and the most recent tokens);
-    ``heal_tokens`` of a carried cache that a decode step re-reads at most (0: none), as many as keep it within
-    ``heal_stretch`` times a bare step; ``native_tokens``, the last ones that a projected switch reads natively, and
-    more of them if all of it is expected to take no longer than ``stall_ns``; ``spill_within_ns``, the time that
+    ``heal_tokens`` of a carried cache that a decode step heals at most (0: none), as many as keep it within
+    ``heal_stretch`` times a bare step; ``native_tokens``, the last ones that a projected switch prefills natively,
+    and more of them if all of it is expected to take no longer than ``stall_ns``; ``spill_within_ns``, the time that
     writing caches to disk may take at once, while usage may be over the budget (0: none is written)."""
 
     cooldown_ns: int = 2_000_000_000
@@ -114,7 +114,7 @@ class Molt:
         return replace(self._dialled(view, self._healing(view, chosen)), revisit_ns=min(later, default=None))
 
     def _dialled(self, view: View, plan: Plan) -> Plan:
-        """``plan`` with as much of every cache that is to go through a map read natively as the stall allows."""
+        """``plan`` with as much of every cache that is to go through a map prefilled natively as the stall allows."""
         dialled = {
             tenant.name: replace(placement, native=self._native_tokens(view, tenant, placement.rung))
             for tenant in view.admitted()
@@ -215,7 +215,7 @@ class Molt:
     def _aside(
         self, view: View, tenants: list[Tenant], *, spill: bool = False, enough: int | None = None
     ) -> dict[str, Placement]:
-        """Tenants who have begun, parked.
+        """Tenants that have begun, parked.
 
         With ``spill``, caches go to disk, the least protected first, as long as writing them stays within
         ``spill_within_ns`` and until ``enough`` bytes are free (``None``: all that can).

@@ -1,4 +1,4 @@
-"""What every world does with facts, decisions and steps. How time goes by in it, and who brings the facts, is its own.
+"""What every world does with facts, decisions and steps. How time goes by in it, and where facts come from, is its own.
 
 Rules of a world:
 
@@ -106,11 +106,11 @@ class World(ABC):
         self._conductor = Conductor(self._scheduler, log, self._enqueue, self._on_refusal)
         self._memory = MemoryBooks(self._memory_changed)
         self._budget_bytes = 0
-        self._guests: dict[str, RunningTenant] = {}
+        self._running: dict[str, RunningTenant] = {}
         self._inbox: deque[e.AnyEvent] = deque()
         self._pending: deque[tuple[d.AnyDecision, int]] = deque()
         self._loads: dict[str, PendingLoad] = {}
-        self._moves: dict[str, PendingSwitch] = {}
+        self._switches: dict[str, PendingSwitch] = {}
         self._on_disk: dict[str, int] = {}
         self._deadline_ns: int | None = None
         self._alive = True
@@ -173,20 +173,20 @@ class World(ABC):
 
     def _part_with(self, tenant: str) -> bool:
         """Free what a tenant holds, and forget what was asked for it; whether it was still here."""
-        guest = self._forget(tenant)
-        if guest is not None and guest.admitted:
-            self._abandon_move(tenant)
+        running = self._forget(tenant)
+        if running is not None and running.admitted:
+            self._abandon_switch(tenant)
             self._on_disk.pop(tenant, None)
             self._engine.finish(tenant)
             self._memory.put("kv", tenant, 0)
         self._pending = deque(
             (decision, seq) for decision, seq in self._pending if getattr(decision, "tenant", None) != tenant
         )
-        return guest is not None
+        return running is not None
 
     def _forget(self, tenant: str) -> RunningTenant | None:
         """The tenant is no longer here."""
-        return self._guests.pop(tenant, None)
+        return self._running.pop(tenant, None)
 
     def _report(self, event: e.AnyEvent) -> None:
         """A fact that only confirms what is believed, or after which the policy is not asked."""
@@ -208,9 +208,9 @@ class World(ABC):
             case d.Defer() | d.Heal():
                 pass  # nothing to do now: the steps to come are other ones
             case d.Admit():
-                guest = self._guests[decision.tenant]
-                guest.rung, guest.admitted = decision.rung, True
-                self._engine.admit(decision.tenant, guest.request, decision.rung, decision.capacity)
+                running = self._running[decision.tenant]
+                running.rung, running.admitted = decision.rung, True
+                self._engine.admit(decision.tenant, running.request, decision.rung, decision.capacity)
                 self._put_cache(decision.tenant)
             case d.Retarget():
                 self._retarget(decision, seq)
@@ -232,7 +232,7 @@ class World(ABC):
 
     def _retarget(self, decision: d.Retarget, seq: int) -> None:
         tenant = decision.tenant
-        self._abandon_move(tenant)
+        self._abandon_switch(tenant)
         lost = tenant not in self._on_disk and not self._engine.cache_bytes(tenant)  # its spill failed since
         if lost or decision.route is RouteKind.REREAD:
             self._begin_anew(tenant, decision.dest)
@@ -243,35 +243,35 @@ class World(ABC):
             if tenant in self._on_disk:  # room for what is to come back
                 self._engine.grow(tenant, self._on_disk[tenant])
             destination = Destination(decision.dest, decision.route, decision.capacity, decision.native)
-            self._moves[tenant] = PendingSwitch(destination, decision.prediction.kl, seq)
+            self._switches[tenant] = PendingSwitch(destination, decision.prediction.kl, seq)
         self._put_cache(tenant)
 
     def _drop_cache(self, tenant: str, dest: str) -> int:
         """Drop a cache whole, wherever it is; returns the bytes of memory freed."""
         self._on_disk.pop(tenant, None)
-        self._guests[tenant].rung = dest
+        self._running[tenant].rung = dest
         return self._engine.shed(tenant, 0, dest)
 
     def _begin_anew(self, tenant: str, dest: str) -> None:
-        """The tokens are still there: an empty cache, with room for all of them, to read them into again."""
-        request = self._guests[tenant].request
+        """The tokens are still there: an empty cache, with room for all of them, in which to prefill them again."""
+        request = self._running[tenant].request
         self._drop_cache(tenant, dest)
         self._engine.grow(tenant, len(request.prompt_ids) + request.max_tokens - 1)
 
     def _park(self, tenant: str, seq: int) -> None:
-        self._abandon_move(tenant)
+        self._abandon_switch(tenant)
         freed = self._engine.park(tenant)
         self._put_cache(tenant)
         self._feed(e.TenantParked(at_ns=self._now_ns, tenant=tenant, freed_bytes=freed, decision=seq))
 
     def _spill(self, tenant: str, seq: int) -> Wait[None]:
         size = self._engine.cache_bytes(tenant)
-        cells = size // self._ladder.rung(self._guests[tenant].rung).kv.bytes_per_token
+        cells = size // self._ladder.rung(self._running[tenant].rung).kv.bytes_per_token
         outcome, took_ns = yield from self._spend(
             self._costs.spill_ns(size), lambda: _or_error(lambda: self._engine.spill(tenant))
         )
         if isinstance(outcome, SpillError):
-            freed = self._drop_cache(tenant, self._guests[tenant].rung)
+            freed = self._drop_cache(tenant, self._running[tenant].rung)
             self._put_cache(tenant)
             self._feed(
                 e.SpillFailed(
@@ -297,7 +297,7 @@ class World(ABC):
         )
 
     def _shed(self, decision: d.Shed, seq: int) -> None:
-        rung = self._guests[decision.tenant].rung
+        rung = self._running[decision.tenant].rung
         self._on_disk.pop(decision.tenant, None)
         freed = self._engine.shed(decision.tenant, decision.keep_cells, rung)
         self._put_cache(decision.tenant)
@@ -336,8 +336,8 @@ class World(ABC):
             )
         )
 
-    def _abandon_move(self, tenant: str) -> None:
-        self._moves.pop(tenant, None)
+    def _abandon_switch(self, tenant: str) -> None:
+        self._switches.pop(tenant, None)
         self._memory.put("transient", f"switch {tenant}", 0)
 
     # Steps: what takes time between two rounds.
@@ -359,7 +359,7 @@ class World(ABC):
                 assert_never(step)
 
     def _loaded(self, rung: str) -> None:
-        """A rung that was being brought in is there."""
+        """A rung that was being loaded is there."""
         seq, size = self._loads.pop(rung).decision, self._ladder.rung(rung)
         self._memory.move(
             "transient",
@@ -384,44 +384,44 @@ class World(ABC):
                 e.CacheRestored(at_ns=self._now_ns, tenant=step.tenant, cells=step.cells, duration_ns=took_ns)
             )
             return
-        move = self._moves.get(step.tenant)
-        dest = step.rung if move is None else move.destination.dest
-        self._abandon_move(step.tenant)
+        pending = self._switches.get(step.tenant)
+        dest = step.rung if pending is None else pending.destination.dest
+        self._abandon_switch(step.tenant)
         self._begin_anew(step.tenant, dest)
         self._put_cache(step.tenant)
         self._feed(e.RestoreFailed(at_ns=self._now_ns, tenant=step.tenant, dest=dest, reason=str(outcome)))
 
-    def _hold_for_switch(self, step: SwitchStep, move: PendingSwitch) -> None:
+    def _hold_for_switch(self, step: SwitchStep, pending: PendingSwitch) -> None:
         """What a switch takes beside the old cache while it is at work: the new cache and the map."""
         map_bytes = self._ladder.route(step.source, step.dest).map_bytes
-        new_cache = self._ladder.rung(step.dest).kv_bytes(move.destination.capacity)
+        new_cache = self._ladder.rung(step.dest).kv_bytes(pending.destination.capacity)
         self._memory.put("transient", f"switch {step.tenant}", new_cache + map_bytes)
 
     def _suspend_switches(self, but: str | None) -> None:
         """A switch holds its transient only while it is at work: one that was overtaken begins again later."""
-        for tenant, move in self._moves.items():
-            if tenant != but and move.done_ns is not None:
-                move.done_ns = None
+        for tenant, pending in self._switches.items():
+            if tenant != but and pending.done_ns is not None:
+                pending.done_ns = None
                 self._engine.park(tenant)  # the cache is trimmed already; a switch half done is dropped
                 self._memory.put("transient", f"switch {tenant}", 0)
 
     def _do_switch(
-        self, step: SwitchStep, move: PendingSwitch, within_ns: int | None = None
+        self, step: SwitchStep, pending: PendingSwitch, within_ns: int | None = None
     ) -> e.Handoff | SwitchError | None:
         """Take a cache to its destination, or raise ``Unfinished`` when this time is over."""
         try:
-            handoff = self._engine.switch(step.tenant, move.destination, within_ns)
+            handoff = self._engine.switch(step.tenant, pending.destination, within_ns)
         except SwitchError as error:
             self._begin_anew(step.tenant, step.dest)
             return error
-        self._guests[step.tenant].rung = step.dest
+        self._running[step.tenant].rung = step.dest
         return handoff
 
     def _switch_done(
-        self, step: SwitchStep, move: PendingSwitch, outcome: e.Handoff | SwitchError | None, took_ns: int
+        self, step: SwitchStep, pending: PendingSwitch, outcome: e.Handoff | SwitchError | None, took_ns: int
     ) -> None:
         """A switch is done, or has failed."""
-        del self._moves[step.tenant]
+        del self._switches[step.tenant]
         self._memory.move(
             "transient",
             f"switch {step.tenant}",
@@ -435,7 +435,7 @@ class World(ABC):
                     source=step.source,
                     dest=step.dest,
                     reason=str(outcome),
-                    decision=move.decision,
+                    decision=pending.decision,
                 )
             )
             return
@@ -445,14 +445,14 @@ class World(ABC):
                 tenant=step.tenant,
                 source=step.source,
                 dest=step.dest,
-                route=move.destination.route,
+                route=pending.destination.route,
                 cells=step.cells,
                 duration_ns=took_ns,
                 settled=self._engine.settled_cells(step.tenant),
-                native=move.destination.native,
-                predicted_kl=move.predicted_kl,
+                native=pending.destination.native,
+                predicted_kl=pending.predicted_kl,
                 handoff=outcome,
-                decision=move.decision,
+                decision=pending.decision,
             )
         )
 
@@ -474,7 +474,7 @@ class World(ABC):
         self._pending.clear()
         self._inbox.clear()
         self._loads.clear()
-        self._moves.clear()
+        self._switches.clear()
         self._on_disk.clear()
         self._deadline_ns = None
         self._report(e.ProcessKilled(at_ns=self._now_ns))
@@ -488,10 +488,10 @@ class World(ABC):
         self._alive = True
         self._report(e.ProcessStarted(at_ns=self._now_ns))
         self._report(e.BudgetChanged(at_ns=self._now_ns, budget_bytes=self._budget_bytes))
-        for guest in self._guests.values():
-            guest.attempt += guest.admitted
-            guest.admitted = False
-            self._inbox.append(guest.arrived(self._now_ns))
+        for running in self._running.values():
+            running.attempt += running.admitted
+            running.admitted = False
+            self._inbox.append(running.arrived(self._now_ns))
 
     # Books.
 
@@ -514,7 +514,7 @@ class World(ABC):
     def _unsettled(self, state: State) -> list[tuple[str, str]]:
         """Tenants of whose cache another part is exact than is believed."""
         believed = {t.name: t.settled for t in state.tenants.values() if t.phase is not Phase.WAITING}
-        true = {name: self._engine.settled_cells(name) for name in believed if self._guests[name].admitted}
+        true = {name: self._engine.settled_cells(name) for name in believed if self._running[name].admitted}
         return [] if true == believed else [("healing_is_as_believed", f"believed {believed}, true {true}")]
 
     def _check(self) -> None:

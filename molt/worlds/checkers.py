@@ -14,7 +14,7 @@ from molt.worlds.memory_books import MemoryBooks
 
 
 def rungs_are_as_believed(state: State, ladder: Ladder, policy: Policy, memory: MemoryBooks) -> str | None:
-    """The rungs in memory, those on their way counting in full, are the ones that are believed to be."""
+    """The rungs in memory, those being loaded counting in full, are the ones that are believed to be."""
     true = {
         name: size + memory.parts["scratch"].get(name, 0) for name, size in memory.parts["weights"].items()
     }

@@ -1,6 +1,6 @@
 """The one loop body of every world: log the fact, handle it, log what is asked, hand it over.
 
-Worlds differ in who calls ``feed`` and in what ``perform`` does.
+Worlds differ in where they call ``feed`` and in what ``perform`` does.
 """
 
 from __future__ import annotations

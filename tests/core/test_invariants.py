@@ -43,7 +43,7 @@ def tenant(**changes: Any) -> State:
 
 
 BROKEN = {
-    "nobody_is_dead": [state(alive=False)],
+    "process_is_alive": [state(alive=False)],
     "overshoot_is_bounded": [state(budget_bytes=MIB)],
     "transients_are_reserved": [
         state(loading=frozenset({"tier0"}), budget_bytes=20 * MIB),
@@ -105,7 +105,7 @@ def test_an_invariant_can_be_broken(name: str) -> None:
 
 
 def test_only_promises_are_held_against_a_policy() -> None:
-    for name in ("nobody_is_dead", "overshoot_is_bounded", "transients_are_reserved"):
+    for name in ("process_is_alive", "overshoot_is_bounded", "transients_are_reserved"):
         assert name not in dict(violations(BROKEN[name][0], LADDER, HOLD))
 
 

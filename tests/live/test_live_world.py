@@ -259,7 +259,7 @@ def test_a_death_anywhere_is_a_fact_and_answers_begin_anew(dies_at: tuple[str, i
     after = next(r for r in lived.records[killed:] if r["kind"] == "memory")
     assert (after["usage_bytes"], after["parts"]["weights"], after["parts"]["kv"]) == (0, {}, {})
     broken = {violation["invariant"] for violation in lived.violations}
-    assert broken <= {"nobody_is_dead"}
+    assert broken <= {"process_is_alive"}
     assert _tokens_of_last_attempts(lived) == {"chat": 150, "late": 60}
     begun = {r["tenant"] for r in lived.records[:killed] if r.get("type") == "Admit"}
     again = [r for r in lived.records[killed:] if r.get("type") == "TenantArrived"]
@@ -281,7 +281,7 @@ def test_whom_every_engine_fails_at_is_given_up() -> None:
     assert [r["tenant"] for r in lived.records if r.get("type") == "TenantCancelled"] == ["chat"]
     assert [r["tenant"] for r in lived.records if r.get("type") == "TenantFinished"] == ["late"]
     assert _tokens_of_last_attempts(lived)["late"] == 60
-    assert {violation["invariant"] for violation in lived.violations} == {"nobody_is_dead"}
+    assert {violation["invariant"] for violation in lived.violations} == {"process_is_alive"}
 
 
 def test_who_leaves_frees_its_memory_at_the_next_boundary() -> None:

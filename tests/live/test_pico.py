@@ -80,7 +80,7 @@ def test_a_cut_in_the_middle_of_an_answer_loses_no_token(tmp_path: Path) -> None
     assert [(one.source, one.dest) for one in switches if one.tenant == "cut"] == [("tier0", "tier1")]
     again = [piece for _, piece in life.pieces("killed", 2)]
     assert again == [piece for _, piece in calm]
-    assert {violation["invariant"] for violation in life.world.violations} == {"nobody_is_dead"}
+    assert {violation["invariant"] for violation in life.world.violations} == {"process_is_alive"}
     assert replay(life.path).difference is None
 
 

@@ -53,7 +53,7 @@ class Promising(Hold):
 def test_a_policy_that_holds_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz, "_policy", lambda random: Promising())
     found = run_campaign(0, 30, jobs=1)
-    assert any("nobody_is_dead" in line or line.endswith("killed") for line in found.failures)
+    assert any("process_is_alive" in line or line.endswith("killed") for line in found.failures)
     assert all(line.startswith("molt fuzz --seeds 1 --start ") for line in found.failures)
 
 
