@@ -18,6 +18,10 @@ def demo(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the session and its log; default: runs/demo-LADDER.")
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Name or file of a profile by `molt calibrate`; default: the ladder's."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=16, help="Length of the answer in tokens, at most.")] = 40,
 ) -> None:
     """Play a session: ask a question, cut the memory budget after eight tokens, show which rung wrote which word.
@@ -28,7 +32,10 @@ def demo(
 
     with _server_errors_in_a_line():
         switched = play(
-            ladder, out or Path("runs") / f"demo-{Path(ladder).name.removesuffix('.yaml')}", max_tokens
+            ladder,
+            out or Path("runs") / f"demo-{Path(ladder).name.removesuffix('.yaml')}",
+            max_tokens,
+            profile,
         )
     if not switched:
         print("molt: the answer is incomplete, or the model did not change during it", file=sys.stderr)

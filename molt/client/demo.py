@@ -28,6 +28,7 @@ from molt.errors import InputError
 from molt.formats import provenance
 from molt.formats.log import FILE_NAME
 from molt.formats.new_file import check_folder
+from molt.jobs.profile import load_profile
 from molt.models.ladder_file import resolve
 from molt.units import show_size
 
@@ -165,14 +166,15 @@ def budget_between(resident_bytes: Sequence[int]) -> int:
 
 
 @contextmanager
-def server(ladder: str, log: Path) -> Iterator[tuple[str, str]]:
+def server(ladder: str, log: Path, profile: str | None = None) -> Iterator[tuple[str, str]]:
     """``molt serve`` of a ladder on a free port for the time of a ``with`` block: its address and its admin token.
 
     ``ServerError`` with its last line of output if it ends before it listens.
     """
     options = ["--ladder", ladder, "--port", "0", "--log", str(log)]
+    options += [] if profile is None else ["--profile", profile]
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "molt.server", *options], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "molt.server", *options], stderr=subprocess.PIPE, text=True, errors="replace"
     )
     try:
         assert process.stderr is not None
@@ -214,17 +216,19 @@ def _wait_until_loaded(url: str) -> None:
                 return
 
 
-def demo(ladder: str, out: Path, max_tokens: int) -> bool:
+def demo(ladder: str, out: Path, max_tokens: int, profile: str | None = None) -> bool:
     """Play the session and save it into the folder ``out``; whether it shows its point (``Session.holds``).
 
-    ``InputError`` for a ladder that cannot be used, before anything is written.
+    ``InputError`` for a ladder or a profile that cannot be used, before anything is written.
     """
-    resolve(ladder)
+    spec = resolve(ladder)
+    load_profile(profile or spec.ladder.name, spec.ladder)
     log = out / FILE_NAME
     _prepare(out, log)
-    with server(ladder, log) as (url, admin), Client(url) as client:
+    with server(ladder, log, profile) as (url, admin), Client(url) as client:
         screen = Screen(Console(), client.served().rungs)
         command = f"molt demo --ladder {Path(ladder).name}"
+        command += "" if profile is None else f" --profile {Path(profile).name}"
         session = play(client, admin, command=command, max_tokens=max_tokens, screen=screen)
     (out / "session.json").write_text(to_json(session), encoding="utf-8", newline="\n")
     (out / "session.txt").write_text(annotated(session), encoding="utf-8", newline="\n")

@@ -39,7 +39,7 @@ from molt.kv.map_file import MapRefused, binding
 from molt.kv.project import KVMap
 from molt.kv.spill import Spilled, restore, spill
 from molt.kv.transplant import Islands, carry, transplanting
-from molt.models.ladder_file import LadderSpec
+from molt.models.ladder_file import LadderSpec, argument
 from molt.models.loader import CPU, loading
 from molt.models.rope import rope_of
 from molt.models.tokenizer_file import read_tokenizer

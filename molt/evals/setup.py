@@ -22,7 +22,7 @@ from molt.kv.loaded_rung import LoadedRung, as_loaded_rung
 from molt.kv.map_file import MapCard, binding
 from molt.kv.project import KVMap
 from molt.kv.transplant import Islands
-from molt.models.ladder_file import LadderSpec, RungSpec, resolve
+from molt.models.ladder_file import LadderSpec, RungSpec, argument, resolve
 from molt.models.loader import load
 from molt.models.pico.corpus import Document, shipped_documents
 from molt.models.tokenizer_file import read_tokenizer
@@ -174,7 +174,7 @@ def routes(
     )
     if not found:
         wanted = f"takes a cache from {source or 'any rung'} to {dest or 'any rung'}"
-        remedy = f"fit maps with: molt fit {spec.ladder.name}"
+        remedy = f"fit maps with: molt fit {argument(spec.path)}"
         raise InputError(f"{spec.path}: no {'map' if only_maps else 'route'} {wanted}; {remedy}")
     return found
 

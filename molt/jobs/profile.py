@@ -23,10 +23,10 @@ def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
         costs = restore(CostModel, json.loads(path.read_text(encoding="utf-8")))
         _check_numbers(plain(costs), "")
     except FileNotFoundError:
-        shipped = sorted(file.stem for file in path.parent.glob("*.json")) if path.suffix else []
+        written = f"{ladder.name}.json" if Path(name_or_path).suffix != ".json" else name_or_path
         raise InputError(
-            f"profile {name_or_path!r}: no such profile (shipped: {', '.join(shipped)}); `molt calibrate` with the "
-            f"ladder's file writes one: then say hardware: {{profile: {ladder.name}.json}}"
+            f"profile {name_or_path!r}: no such profile{_shipped(name_or_path)}; write one with: molt calibrate LADDER "
+            f"--out {written}, and name it: --profile {written}, or in a scenario hardware: {{profile: {written}}}"
         ) from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
@@ -41,6 +41,14 @@ def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
     if missing:
         raise InputError(f"{path}: no costs for {missing[0]!r} of ladder {ladder.name!r}")
     return costs
+
+
+def _shipped(name: str) -> str:
+    """The names that a name may have been meant for; a path was meant for a file."""
+    if Path(name).suffix == ".json":
+        return ""
+    names = sorted(file.stem for file in (Path(str(files("scenarios"))) / "profiles").glob("*.json"))
+    return f" (shipped: {', '.join(names)})"
 
 
 def slowed(costs: CostModel, factor: float) -> CostModel:

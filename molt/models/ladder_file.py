@@ -6,6 +6,7 @@ of the resulting ``Ladder`` is exact; ``molt.models.loader`` checks the weights 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,9 +137,9 @@ def _ladder_path(name_or_path: str | Path) -> Path:
     raise LadderError(f"ladder: no ladder is named {show(name_or_path)}; {known}")
 
 
-def _spoken(path: Path) -> str:
-    """What a ladder file is called on the command line."""
-    return path.stem if path.parent == _shipped() else str(path)
+def argument(path: Path) -> str:
+    """The word for a ladder on the command line: the name of a shipped one, the file of any other."""
+    return path.stem if path.parent == _shipped() else shlex.quote(str(path))
 
 
 # --- rungs ---
@@ -156,7 +157,7 @@ def _rungs(file: LadderFile, path: Path) -> tuple[RungSpec, ...]:
             twin = first_with.get(folder)
             shape = twin.shape if twin else check_model(folder)
         except NotFetchedError as error:
-            remedy = f"bring it with: molt ladders fetch {_spoken(path)}"
+            remedy = f"bring it with: molt ladders fetch {argument(path)}"
             raise NotFetchedError(f"{place}: {error}; {remedy}") from None
         except LadderError as error:
             raise LadderError(f"{place}: {error}") from None

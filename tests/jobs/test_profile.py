@@ -80,3 +80,31 @@ def test_slower_is_slower_in_everything_a_model_does() -> None:
         assert slow.routes[name].switch.ns(100, 0) == pytest.approx(8 * route.switch.ns(100, 0), rel=1e-6)
         assert slow.routes[name].divergences == route.divergences
     assert slow.process_start_ns == COSTS.process_start_ns
+
+
+@pytest.mark.parametrize("name", ["./profile.json", "runs/mine.json"])
+def test_a_file_that_is_not_there_is_not_looked_for_among_others(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's own files beside it did not ship with Molt; the remedy writes the file that was named."""
+    (tmp_path / "runs").mkdir()
+    for other in ("theirs.json", "runs/theirs.json"):
+        (tmp_path / other).write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        load_profile(name, LADDER)
+    assert "shipped" not in str(caught.value)
+    assert "theirs" not in str(caught.value)
+    assert f"molt calibrate LADDER --out {name}" in str(caught.value)
+
+
+def test_a_name_that_is_not_there_is_answered_with_those_that_ship_and_with_both_remedies() -> None:
+    with pytest.raises(InputError) as caught:
+        load_profile("mine", LADDER)
+    for words in (
+        "(shipped: ",
+        "pico",
+        f"--profile {LADDER.name}.json",
+        f"hardware: {{profile: {LADDER.name}.json}}",
+    ):
+        assert words in str(caught.value)
