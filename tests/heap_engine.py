@@ -18,7 +18,7 @@ class Interrupt(Exception):
 
 
 class Event:
-    """Something that will happen; whoever waits for it is called then."""
+    """Something that will happen; what waits for it is called then."""
 
     def __init__(self, env: Environment) -> None:
         self.env = env
@@ -84,7 +84,7 @@ class Environment:
         heapq.heappush(self._queue, (self.now + delay, urgency, self._scheduled, event))
 
     def event(self) -> Event:
-        """An event that somebody will let happen."""
+        """An event that happens when ``succeed`` is called."""
         return Event(self)
 
     def timeout(self, delay: int) -> Event:
@@ -102,7 +102,8 @@ class Environment:
         return self._queue[0][0] if self._queue else float("inf")
 
     def run(self, until: int) -> None:
-        """Let everything before ``until`` happen."""
+        """Let everything before ``until`` happen, which is an event as well: ``peek`` gives it."""
+        self.schedule(Event(self), until - self.now, URGENT)
         while self.peek() < until:
             self.now, _, _, event = heapq.heappop(self._queue)
             for callback in list(event.callbacks):

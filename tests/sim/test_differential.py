@@ -53,6 +53,14 @@ def test_another_event_engine_writes_the_same_log(name: str, on: ResolvedScenari
     assert _with(heap_engine, name, on).text == _with(simpy, name, on).text
 
 
+def test_the_engines_agree_on_a_prefill_that_the_horizon_cuts_off() -> None:
+    """The end of the run is an event that both see coming: the chunks done by then are in the log."""
+    on = small.scenario([(0, 64 << 20)], [small.tenant(prompt_tokens=600)], horizon_ns=4 * S)
+    ran = _with(simpy, "hold", on)
+    assert [record["tokens"] for record in ran.of("PromptRead")] == [384]
+    assert _with(heap_engine, "hold", on).text == ran.text
+
+
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=8)
 @given(on=worlds())
