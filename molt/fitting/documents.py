@@ -1,6 +1,7 @@
 """Documents to fit maps on where none are named: prose, Python sources, and both as chats.
 
-Prose is that of Debian packages (``molt.models.pico.corpus``), code is Python's own library as installed. Where
+Prose is that of Debian packages (``molt.models.pico.corpus``), code is Python's own library as installed; where the
+packages are not here, its docstrings are the prose. Where
 the ladder's tokenizer knows ChatML, its models expect chats: a quarter of the documents then come as questions
 and answers made from their own paragraphs or functions. Documents are held out by name, and so for good.
 
@@ -25,6 +26,7 @@ from tokenizers import Tokenizer
 from molt.errors import InputError
 from molt.fitting.collect import Corpus, Document
 from molt.formats.new_file import check_folder
+from molt.models.pico.corpus import corpus_is_here
 from molt.program import run_command
 
 CHAT_TOKEN = "<|im_start|>"  # noqa: S105
@@ -65,7 +67,10 @@ def default_corpus(tokenizer: Tokenizer) -> Corpus:
 
 
 def pico_corpus() -> Corpus:
-    """Documents of Debian packages, shuffled by a fixed seed; see ``molt.models.pico.corpus``."""
+    """Documents of Debian packages, shuffled by a fixed seed; see ``molt.models.pico.corpus``. Those at hand, if these
+    are not here."""
+    if not corpus_is_here():
+        return _said(at_hand_corpus(chats=False))
     fit, heldout = (_prose(split) for split in ("fit", "heldout"))
     for part in (fit, heldout):
         random.Random(0).shuffle(part)  # noqa: S311
@@ -73,7 +78,9 @@ def pico_corpus() -> Corpus:
 
 
 def mixed_corpus() -> Corpus:
-    """Prose, code and chats, in turn, in a fixed order."""
+    """Prose, code and chats, in turn, in a fixed order. Those at hand, if the prose is not here."""
+    if not corpus_is_here():
+        return _said(at_hand_corpus(chats=True))
     prose, code = {split: _prose(split) for split in ("train", "heldout")}, list(_modules())
     parts = []
     for split in ("train", "heldout"):
@@ -84,6 +91,50 @@ def mixed_corpus() -> Corpus:
     fit, heldout = parts
     library = f"the library of Python {platform.python_version()}"
     return Corpus(fit, heldout, (*_packages(prose["train"]), library, "chats made of these"))
+
+
+def at_hand_corpus(*, chats: bool) -> Corpus:
+    """Python's own sources and their docstrings, in turn; with ``chats``, a quarter of them as chats.
+
+    The excerpts that ship with Molt are held out, as from every fit: they are what ``molt eval`` judges by.
+    """
+    from molt.models.pico.corpus import shipped_documents
+
+    modules = list(_modules())
+    if not modules:
+        raise InputError("no texts are at hand to fit on: name a folder of them with --documents")
+    parts: dict[bool, tuple[list[Document], list[Document]]] = {
+        False: ([], []),
+        True: (list(shipped_documents()), []),
+    }
+    for name, text in modules:
+        prose, code = parts[_share("heldout", name) < MODULES_HELDOUT]
+        code.append((name, text))
+        prose.append((f"{name} docstrings", docstrings(text)))
+    fraction = CHAT_FRACTION if chats else 0.0
+    library = f"the library of Python {platform.python_version()}"
+    sources = (library, "its docstrings", *(["chats made of these"] if chats else []))
+    return Corpus(_in_turn(*parts[False], fraction), _in_turn(*parts[True], fraction), sources)
+
+
+def docstrings(text: str) -> str:
+    """The docstrings of a module, its own first; nothing of what is not Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
+    return "\n\n".join(filter(None, found))
+
+
+def _said(corpus: Corpus) -> Corpus:
+    print(
+        f"molt: the corpus of Debian packages is not here: taking {', '.join(corpus.sources)} "
+        "(--documents FOLDER names other texts; python -m molt.models.pico.corpus builds the corpus)",
+        file=sys.stderr,
+    )
+    return corpus
 
 
 def _prose(split: str) -> list[Document]:
@@ -112,12 +163,14 @@ def _modules() -> Iterator[Document]:
             continue
 
 
-def _in_turn(prose: Iterable[Document], modules: Iterable[Document]) -> tuple[Document, ...]:
+def _in_turn(
+    prose: Iterable[Document], modules: Iterable[Document], chat_fraction: float = CHAT_FRACTION
+) -> tuple[Document, ...]:
     """The kinds one after the other, each in an order of its own; what is left of the longest at the end."""
     kinds: dict[str, list[Document]] = {"prose": [], "code": [], "chat": []}
     for kind, documents, chat in (("prose", prose, prose_chat), ("code", modules, code_chat)):
         for name, text in documents:
-            is_chat = _share("chat", name) < CHAT_FRACTION
+            is_chat = _share("chat", name) < chat_fraction
             made = chat(name, text) if is_chat else text
             if made is not None and len(made) >= CHARS_MIN:
                 kinds["chat" if is_chat else kind].append((name, made))

@@ -117,6 +117,13 @@ def fit_ladder(
     names = tuple(dict.fromkeys(rung.weights for rung in spec.rungs))
     if len(names) < 2:
         raise InputError(f"{spec.path}: all rungs have the same weights; there is no map to fit")
+    positions = min(spec.ladder.rung(name).max_positions for name in names)
+    if options.window > positions:
+        if options.window != WINDOW_TOKENS:
+            raise InputError(
+                f"{spec.path}: windows of {options.window} tokens, but a rung has {positions} positions"
+            )
+        options = replace(options, window=positions)
     fewest = min(spec.ladder.rung(name).kv.layers for name in names)
     if options.native_layers >= fewest:
         raise InputError(

@@ -10,6 +10,7 @@ from molt.errors import InputError
 from molt.fitting import documents
 from molt.fitting.collect import Corpus
 from molt.fitting.documents import code_chat, prose_chat
+from molt.models.pico.corpus import shipped_documents
 
 BODY = "y = x\n    " * 30
 MODULE = f'''
@@ -65,3 +66,30 @@ def test_held_out_documents_are_written_a_file_each_and_never_over_others(
     assert written == {"package__a.html.txt": "prose é\n", "python__b.py.txt": "code\n"}
     with pytest.raises(InputError, match="texts: is there already, and not an empty folder"):
         documents.write_heldout(folder)
+
+
+def test_without_the_packages_python_itself_is_read_and_what_judges_is_held_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No apt, no network; and no excerpt by which ``molt eval`` judges is fitted on."""
+    monkeypatch.setenv("MOLT_CACHE", str(tmp_path))
+    shipped = dict(shipped_documents())
+    for make, chats in ((documents.pico_corpus, False), (documents.mixed_corpus, True)):
+        corpus = make()
+        said = capsys.readouterr().err
+        assert "is not here: taking the library of Python" in said
+        assert "--documents FOLDER" in said
+        assert said.count("\n") == 1
+        fitted, heldout = dict(corpus.fit), dict(corpus.heldout)
+        assert sum(map(len, fitted.values())) > 2_000_000
+        assert not fitted.keys() & (heldout.keys() | shipped.keys())
+        assert len(heldout.keys() & shipped.keys()) > len(shipped) // 2
+        assert any("<|im_start|>" in text for text in fitted.values() if text.startswith("<|im")) == chats
+        names = {name.partition(" ")[0] for name in fitted}
+        assert not names & {name.partition(" ")[0] for name in heldout}, "docstrings go with their module"
+
+
+def test_docstrings_are_the_prose_of_a_module() -> None:
+    assert documents.docstrings(MODULE).count("that takes a sentence to describe.") == 2
+    assert documents.docstrings("this is not Python") == ""
+    assert documents.docstrings("nul \0") == ""

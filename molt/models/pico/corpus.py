@@ -19,6 +19,7 @@ import argparse
 import gzip
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from typing import Literal
 from molt.models.pico import WEIGHTS
 from molt.models.pico.markup import html_to_text, normalise, pod_to_text
 from molt.models.pico.sources import SOURCES, Source
-from molt.paths import cache_folder
+from molt.paths import cache_folder, find_cache_folder
 
 Split = Literal["train", "heldout", "fit"]
 Document = tuple[str, str]
@@ -138,6 +139,11 @@ def in_split(name: str, split: Split) -> bool:
 def corpus_folder() -> Path:
     """Where the packages and the corpus are kept, if nothing else is said."""
     return cache_folder() / "corpus"
+
+
+def corpus_is_here() -> bool:
+    """Whether the corpus was built on this machine."""
+    return find_cache_folder() is not None and os.path.isfile(corpus_folder() / "documents.jsonl")
 
 
 def documents(split: Split, folder: Path | None = None) -> Iterator[Document]:
