@@ -17,7 +17,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from molt.units import MIB, MS_NS, SECOND_NS, format_size, show_percent
 from reports import formatting
 from reports.confidence import lower_bound, upper_bound
 from reports.metrics import nearest_rank
-from reports.publish import PUBLISHED, command, run_command
+from reports.publish import OUT, PUBLISHED, command, each, run_command
 from reports.shapes import CampaignPair, CampaignSession, PageShape, VoidPair, check, checked, read_text
 
 PUBLISHED_REAL = PUBLISHED / "real"
@@ -375,12 +375,16 @@ def made_by(campaign: Campaign, name: str) -> str:
     return f"molt real campaign --pairs {pairs} {_options(campaign)}--out {name}.jsonl"
 
 
-USAGE = "python -m reports.campaign FILE.jsonl ..."
+USAGE = f"python -m reports.campaign FILE.jsonl ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the files given."""
-    return run_command(USAGE, arguments, partial(map, publish))
+    return run_command(USAGE, arguments, each(_publish_beside_runs))
+
+
+def _publish_beside_runs(file: Path, published: Path) -> str:
+    return publish(file, PUBLISHED_REAL if published == PUBLISHED else published)
 
 
 if __name__ == "__main__":

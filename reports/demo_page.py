@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from molt.evals.text_tables import Grid, markdown
 from molt.program import run_words
 from reports import formatting
 from reports.eval_page import template
-from reports.publish import PUBLISHED, run_command
+from reports.publish import OUT, PUBLISHED, each, run_command
+from reports.shapes import file_name
 
 MEANING = (
     "TTFT is from sending the request to its first token, at the client, and includes loading the rung: a server that "
@@ -92,8 +92,8 @@ def publish(run: Path, published: Path = PUBLISHED) -> str:
         raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     if not session.holds:
         raise InputError(f"{path}: the model was not changed in it, or the process was killed")
-    name = f"demo-{session.ladder}"
-    published.mkdir(exist_ok=True)
+    name = file_name(f"demo-{session.ladder}", str(path))
+    published.mkdir(parents=True, exist_ok=True)
     (published / f"{name}.json").write_text(to_json(session), encoding="utf-8", newline="\n")
     (published / f"{name}.md").write_text(page(session), encoding="utf-8", newline="\n")
     return name
@@ -109,12 +109,12 @@ def with_sessions(text: str, published: Path = PUBLISHED) -> str:
     return re.sub(r"<!-- session: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-USAGE = "python -m reports.demo_page RUN ..."
+USAGE = f"python -m reports.demo_page RUN ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the runs given."""
-    return run_command(USAGE, arguments, partial(map, publish), with_sessions)
+    return run_command(USAGE, arguments, each(publish), with_sessions)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ from molt.program import run_words
 from molt.units import ABSENT, show_percent
 from reports.formatting import machine, printable
 from reports.page import TEMPLATES
-from reports.publish import PUBLISHED, run_command
+from reports.publish import OUT, PUBLISHED, run_command
+from reports.shapes import file_name
 
 TITLES: Mapping[str, str] = {
     "handoff": "Handoff quality",
@@ -116,8 +117,8 @@ def publish(paths: Sequence[Path], published: Path = PUBLISHED) -> list[str]:
     tables: dict[str, list[Table]] = {}
     for path in paths:
         table = read(path)
-        tables.setdefault(name_of(table, path), []).append(table)
-    published.mkdir(exist_ok=True)
+        tables.setdefault(file_name(name_of(table, path), str(path)), []).append(table)
+    published.mkdir(parents=True, exist_ok=True)
     for name, parts in tables.items():
         table = joined(parts)
         (published / f"{name}.json").write_text(to_json(table), encoding="utf-8", newline="\n")
@@ -171,7 +172,7 @@ def with_tables(text: str, published: Path = PUBLISHED) -> str:
     return re.sub(pattern, fill, text, flags=re.DOTALL)
 
 
-USAGE = "python -m reports.eval_page FILE ..."
+USAGE = f"python -m reports.eval_page FILE ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from molt.errors import InputError
 from molt.formats.log import FILE_NAME, LogError
 from reports.page import contents, html_page, markdown_page
 from reports.run_log import RunLog
+from reports.shapes import SummaryBefore, checked, read_bytes
 from reports.summary import summarise_runs, summary_json
 from reports.texts import file_names, tenant_text
 
@@ -52,11 +53,10 @@ def _ordered(runs: Mapping[str, RunLog], first: Iterable[str]) -> dict[str, RunL
 def _summary_before(path: Path) -> tuple[tuple[str, ...], float | None]:
     """Order of the policies and wall time of an existing summary; nothing from any other file."""
     try:
-        summary = json.loads(path.read_text("utf-8"))
-        wall_s = summary["wall_s"]
-        return tuple(dict(summary["policies"])), None if wall_s is None else float(wall_s)
-    except (OSError, ValueError, TypeError, KeyError):
+        summary = checked(SummaryBefore, read_bytes(path), str(path))
+    except InputError:
         return (), None
+    return tuple(summary["policies"]), summary["wall_s"]
 
 
 def _write_texts(policy_dir: Path, run: RunLog) -> None:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from molt.errors import InputError
 from molt.program import run_words
 from molt.units import show_duration, show_percent, show_size
 from reports.confidence import upper_bound
 from reports.formatting import machine, printable
-from reports.publish import PUBLISHED, run_command
+from reports.publish import OUT, PUBLISHED, run_command
 from reports.shapes import checked_proof, read_text
 
 
@@ -190,18 +190,24 @@ def publish(path: Path, published: Path = PUBLISHED) -> str:
     text = read_text(path)
     checked_proof(text, f"{path}: not what molt prove writes")
     made = page(text)
+    published.mkdir(parents=True, exist_ok=True)
     (published / "prove.json").write_text(text, encoding="utf-8", newline="\n")
     (published / "prove.md").write_text(made, encoding="utf-8", newline="\n")
     return "prove"
 
 
-USAGE = "python -m reports.prove_page FILE"
+USAGE = f"python -m reports.prove_page FILE {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the file given."""
-    single = arguments if len(arguments) == 1 else []
-    return run_command(USAGE, single, partial(map, publish))
+    return run_command(USAGE, arguments, _publish_single)
+
+
+def _publish_single(paths: list[Path], published: Path) -> Iterable[str]:
+    if len(paths) > 1:
+        raise InputError(f"{paths[1]}: one file is published, not {len(paths)}")
+    return [publish(paths[0], published)]
 
 
 if __name__ == "__main__":

@@ -10,24 +10,28 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from molt.errors import InputError
+from molt.formats import log
 from molt.formats.log import FILE_NAME
 from molt.program import run_words
 from molt.units import format_size
 from reports import picture
+from reports.schema import RunSummary
+from reports.shapes import checked, file_name, read_bytes, read_text
 from reports.table import rows
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
 SCENARIOS = PUBLISHED.parent.parent / "scenarios"
 README = PUBLISHED.parent.parent / "README.md"
 DOCS = PUBLISHED.parent.parent / "docs"
+CHECKOUT = ("pyproject.toml", "README.md", "docs")
+"""What a checkout has beside the packages, and an installed package has not."""
+
 RUN_ROWS = (
     "killed by the OS",
     "answers finished",
@@ -43,30 +47,31 @@ RUN_ROWS = (
 
 
 def publish(run: Path, published: Path = PUBLISHED) -> str:
-    """Copy the pages of a run folder; returns the scenario's name."""
+    """Copy the pages of a run folder; returns the scenario's name. ``InputError``: a run that is not complete."""
     summary = summary_of(run)
-    name = summary["scenario"]
+    name = file_name(summary["scenario"], str(run / "summary.json"))
+    for policy, numbers in summary["policies"].items():
+        if not numbers["log_complete"]:
+            raise InputError(f"{run}: incomplete: the log of {policy} has no end; it is not published")
     made_by = command(name)
     if any("real" in policy for policy in summary["policies"].values()):
         published, made_by = published / "real", f"{command(name, 'realproc.run')} {options(run, summary)}"
+    title, blank, rest = read_text(run / "report.md").partition("\n\n")
+    if not blank:
+        raise InputError(f"{run / 'report.md'}: not a report; `molt report {run}` writes it again")
+    picture_page = read_bytes(run / "report.html")
     published.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run / "summary.json", published / f"{name}.json")
-    shutil.copyfile(run / "report.html", published / f"{name}.html")
+    (published / f"{name}.json").write_bytes(read_bytes(run / "summary.json"))
+    (published / f"{name}.html").write_bytes(picture_page)
     preface = f"Made by `{made_by}`; the page with pictures is [{name}.html]({name}.html).\n\n"
-    page = (run / "report.md").read_text(encoding="utf-8")
-    title, rest = page.split("\n\n", 1)
     (published / f"{name}.md").write_text(f"{title}\n\n{preface}{rest}", encoding="utf-8", newline="\n")
     return name
 
 
 def summary_of(run: Path) -> dict[str, Any]:
     """The summary of a run folder; ``InputError`` if it has none."""
-    try:
-        summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{error.filename}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{run / 'summary.json'}: {error}") from error
+    path = run / "summary.json"
+    summary: dict[str, Any] = checked(RunSummary, read_bytes(path), str(path))
     return summary
 
 
@@ -81,12 +86,16 @@ def command(name: str, module: str = "sim.run") -> str:
 def options(run: Path, summary: Mapping[str, Any]) -> str:
     """The options of a run with real processes: its policies, and how others took memory, from its logs."""
     policies = list(summary["policies"])
-    with (run / policies[0] / FILE_NAME).open(encoding="utf-8") as log:
-        setting = json.loads(log.readline())["real"]
-    rate_bytes = setting["rate_bytes_per_s"]
+    if not policies:
+        raise InputError(f"{run}: no policies in its summary")
+    path = run / policies[0] / FILE_NAME
+    setting = log.read(path)[0].get("real")
+    if setting is None:
+        raise InputError(f"{path}: not a log of real processes")
+    rate_bytes = setting.get("rate_bytes_per_s")
     words = [f"--policy {policy}" for policy in policies]
     words.append(f"--rate {'max' if rate_bytes is None else format_size(rate_bytes)}")
-    return " ".join([*words, "--huge"] if setting["huge"] else words)
+    return " ".join([*words, "--huge"] if setting.get("huge") else words)
 
 
 def readme_table(summary: Mapping[str, Any]) -> str:
@@ -116,41 +125,79 @@ def with_tables(text: str, published: Path = PUBLISHED) -> str:
     return re.sub(r"<!-- published: (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
+OUT = "[--out FOLDER]"
+"""The option that every command here has: where its pages go instead."""
+
+
 def run_command(
     usage: str,
     arguments: Sequence[str],
-    publish_all: Callable[[list[Path]], Iterable[str]],
+    publish_all: Callable[[list[Path], Path], Iterable[str]],
     renewed: Callable[[str], str] = lambda text: text,
 ) -> int:
     """Publish what the arguments name, print each name, and renew the pages that have results between markers.
+
+    With ``--out FOLDER`` everything goes there, and no page is renewed; an installed package has no other place.
 
     Returns the exit status.
 
     Without arguments it prints ``usage``, for bad input one line; the status is then 2.
     """
-    if not arguments:
-        print(f"usage: {usage}", file=sys.stderr)
-        return 2
     try:
-        for name in publish_all([Path(argument) for argument in arguments]):
+        words, out = folder_of(arguments)
+        if not words:
+            print(f"usage: {usage}", file=sys.stderr)
+            return 2
+        for name in publish_all([Path(word) for word in words], published_folder(out)):
             print(f"{name}: published", file=sys.stderr)
     except InputError as error:
         print(f"molt: {error}", file=sys.stderr)
         return 2
-    for path in pages():
+    for path in pages() if out is None else ():
         before = path.read_text(encoding="utf-8")
         if (after := renewed(before)) != before:
             path.write_text(after, encoding="utf-8", newline="\n")
     return 0
 
 
-USAGE = "python -m reports.publish RUN ..."
+def folder_of(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
+    """The arguments without ``--out FOLDER``, and that folder; ``InputError`` for another option."""
+    words, out = list(arguments), None
+    if "--out" in words:
+        at = words.index("--out")
+        if at + 1 == len(words):
+            raise InputError("--out: which folder?")
+        out = Path(words[at + 1])
+        del words[at : at + 2]
+    for word in words:
+        if word.startswith("-"):
+            raise InputError(f"{word}: no such option; valid: --out FOLDER")
+    return words, out
+
+
+def published_folder(out: Path | None) -> Path:
+    """Where pages go: ``out``, or ``reports/published`` of a checkout; ``InputError`` in an installed package."""
+    if out is not None:
+        return out
+    if not all((README.parent / name).exists() for name in CHECKOUT):
+        raise InputError(
+            f"{README.parent} is no checkout of Molt, so nothing is published there; say --out FOLDER"
+        )
+    return PUBLISHED
+
+
+def each(publish_one: Callable[[Path, Path], str]) -> Callable[[list[Path], Path], Iterable[str]]:
+    """What publishes one, for several, one after the other."""
+    return lambda paths, published: (publish_one(path, published) for path in paths)
+
+
+USAGE = f"python -m reports.publish RUN ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:
-    """Publish the run folders given, and draw the pictures of ``docs/images`` again."""
-    status = run_command(USAGE, arguments, partial(map, publish), with_tables)
-    if status == 0:
+    """Publish the run folders given; in a checkout, draw the pictures of ``docs/images`` again."""
+    status = run_command(USAGE, arguments, each(publish), with_tables)
+    if status == 0 and "--out" not in arguments:
         picture.renew(PUBLISHED, DOCS / "images")
     return status
 

@@ -23,7 +23,7 @@ from molt.units import show_percent
 from reports import campaign, eval_page, prove_page, publish
 from reports.campaign import Campaign
 from reports.confidence import upper_bound
-from reports.publish import DOCS, PUBLISHED
+from reports.publish import DOCS, PUBLISHED, published_folder
 
 PAGE = DOCS / "results.md"
 USAGE = "python -m reports.results_page"
@@ -268,6 +268,7 @@ def main(arguments: list[str]) -> int:
     if arguments:
         print(f"usage: {USAGE}", file=sys.stderr)
         return 2
+    published_folder(None)
     PAGE.write_text(page(), encoding="utf-8", newline="\n")
     return 0
 

@@ -16,7 +16,7 @@ from typing import Any
 from molt.client.demo import server
 from molt.errors import InputError
 from molt.program import run_words
-from reports.publish import PUBLISHED
+from reports.publish import OUT, folder_of, published_folder
 
 PICTURES: dict[str, dict[str, Any]] = {
     "server-page": {"viewport": {"width": 1280, "height": 1200}, "color_scheme": "light"},
@@ -52,10 +52,13 @@ def picture(page: Any, address: str, path: Path) -> None:
 
 def main(words: list[str]) -> int:
     """Take all pictures."""
-    from playwright.sync_api import sync_playwright
-
+    words, out = folder_of(words)
     if words:
         raise InputError(f"{words[0]}: no argument is known; it takes all pictures")
+    published = published_folder(out)
+    published.mkdir(parents=True, exist_ok=True)
+    from playwright.sync_api import sync_playwright
+
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         print("molt: no chromium on this machine", file=sys.stderr)
@@ -65,7 +68,7 @@ def main(words: list[str]) -> int:
         for name, options in PICTURES.items():
             with server("pico", Path(folder) / f"{name}.jsonl") as (url, admin):
                 page = browser.new_context(**options).new_page()
-                picture(page, f"{url}/#admin={admin}", PUBLISHED / f"{name}.png")
+                picture(page, f"{url}/#admin={admin}", published / f"{name}.png")
                 page.context.close()
             print(f"{name}.png: published", file=sys.stderr)
         browser.close()
@@ -73,4 +76,4 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_words(main, "python -m reports.server_page")
+    run_words(main, f"python -m reports.server_page {OUT}")

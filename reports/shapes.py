@@ -81,6 +81,16 @@ def file_name(name: object, where: str) -> str:
     return name
 
 
+# --- summaries ---
+
+
+class SummaryBefore(PageShape):
+    """What an older ``summary.json`` knows and no log does: the order of the policies, and what the run took."""
+
+    wall_s: Number | None
+    policies: dict[str, Any]
+
+
 # --- campaigns ---
 
 
