@@ -285,7 +285,21 @@ def page_of(rounds: Sequence[tuple[Path, Path]]) -> str:
     runs = {
         name: [(_read(simulated, name), _read(real, name)) for simulated, real in rounds] for name in policies
     }
+    _check_headers(*runs[policies[0]][0], *rounds[0])
     return page(*runs[policies[0]][0], [agreement(name, of_policy) for name, of_policy in runs.items()])
+
+
+def _check_headers(simulated: RunLog, real: RunLog, simulated_folder: Path, real_folder: Path) -> None:
+    """``InputError`` for runs whose headers do not say what the page says of them."""
+    for run, folder, needed in (
+        (simulated, simulated_folder, ("commit", "engine")),
+        (real, real_folder, ("commit", "machine", "real", "scenario")),
+    ):
+        for key in needed:
+            if run.header.get(key) is None:
+                raise InputError(f"{folder}: its logs have no {key} in their headers")
+    if real.header["real"].get("slowdown") is None or real.scenario.get("name") is None:
+        raise InputError(f"{real_folder}: its logs do not say of which scenario they are, or how much slower")
 
 
 def _in_common(folders: Sequence[Path]) -> list[str]:
@@ -297,7 +311,12 @@ def _in_common(folders: Sequence[Path]) -> list[str]:
 
 
 def _read(folder: Path, policy: str) -> RunLog:
-    return RunLog.read(folder / policy / FILE_NAME)
+    """The log of a policy; ``InputError`` for an incomplete one, whose figures are of another span of time."""
+    path = folder / policy / FILE_NAME
+    run = RunLog.read(path)
+    if not run.complete:
+        raise InputError(f"{path}: incomplete: the log has no end, so its figures cannot be compared")
+    return run
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def options(run: Path, summary: Mapping[str, Any]) -> str:
     policies = list(summary["policies"])
     if not policies:
         raise InputError(f"{run}: no policies in its summary")
-    path = run / policies[0] / FILE_NAME
+    path = run / file_name(policies[0], str(run / "summary.json")) / FILE_NAME
     setting = log.read(path)[0].get("real")
     if setting is None:
         raise InputError(f"{path}: not a log of real processes")

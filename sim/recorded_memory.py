@@ -8,8 +8,10 @@ to decide upon the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from molt.errors import InputError
 from molt.formats import log
@@ -33,12 +35,18 @@ def read(run: Path, policy: str, scenario_name: str) -> RecordedMemory:
     """
     path = run / policy / log.FILE_NAME
     header, records = log.read(path)
-    reported = tuple((r["at_ns"], r["budget_bytes"]) for r in records if r.get("type") == "BudgetChanged")
+    reported = tuple((r["at_ns"], r["budget_bytes"]) for r in records if _is_report(r))
     if "real" not in header or not reported:
         raise InputError(f"{path}: no run with real processes, or no budget was reported to its process")
-    scenario = header["scenario"]
-    if scenario["name"] != scenario_name:
-        raise InputError(f"{path}: a run of {scenario['name']}, not of {scenario_name}")
+    if not records or records[-1]["kind"] != "end":
+        raise InputError(
+            f"{path}: incomplete: the log has no end, so the memory after its last record is not known"
+        )
+    scenario = header.get("scenario", {})
+    if scenario.get("name") != scenario_name:
+        raise InputError(f"{path}: a run of {scenario.get('name')}, not of {scenario_name}")
+    if not scenario.get("budgets") or "kill_after_ns" not in scenario:
+        raise InputError(f"{path}: its header has no budgets, or does not say when the OS kills")
     all_bytes = scenario["budgets"][0][1]
     left = {0: all_bytes}
     for record in records:
@@ -48,3 +56,7 @@ def read(run: Path, policy: str, scenario_name: str) -> RecordedMemory:
             # What it had taken is free, but not before the simulated OS, which is slower, has killed as well.
             left[record["at_ns"] + scenario["kill_after_ns"] + 1] = all_bytes
     return RecordedMemory(tuple(sorted(left.items())), reported)
+
+
+def _is_report(record: Mapping[str, Any]) -> bool:
+    return record["kind"] == "event" and record.get("type") == "BudgetChanged"

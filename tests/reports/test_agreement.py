@@ -96,3 +96,17 @@ def test_runs_without_a_policy_in_common_are_refused(
     survivor().write(tmp_path / "real" / "hold")
     assert main([str(tmp_path / "sim"), str(tmp_path / "real")]) == 2
     assert "have no policy in common" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("torn", ["sim", "real"])
+def test_an_incomplete_run_is_not_compared(
+    torn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real: dict[str, Any] = {"engine": "real", "real": {"slowdown": 10.0}}
+    survivor().write(tmp_path / "sim" / "molt")
+    survivor(**real).write(tmp_path / "real" / "molt")
+    path = tmp_path / torn / "molt" / "events.jsonl"
+    path.write_text(path.read_text(encoding="utf-8")[:-60], encoding="utf-8")
+    assert main([str(tmp_path / "sim"), str(tmp_path / "real")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"molt: {path}: incomplete: the log has no end, so its figures cannot be compared"

@@ -47,6 +47,7 @@ def real_log(
                 written.write("victim", at_ns, what="allocator", pid=1)
             if at_ms in reported:
                 written.event(BudgetChanged(at_ns=at_ns, budget_bytes=reported[at_ms] * MIB))
+        written.write("end", 60_000 * MS, reason="horizon")
     return folder
 
 
@@ -73,8 +74,8 @@ def simulated(memory_of: Path, out: Path) -> RunLog:
     return RunLog.read(out / "molt" / log.FILE_NAME)
 
 
-def test_a_process_decides_upon_what_it_is_told_and_lives_by_what_is_left(tmp_path: Path) -> None:
-    """Told of less, it makes itself small where nobody takes anything; reported of nothing, it is killed."""
+def test_a_process_decides_upon_what_is_reported_and_lives_by_what_is_left(tmp_path: Path) -> None:
+    """With less reported it makes itself small where nothing is taken; with nothing reported it is killed."""
     calm = simulated(real_log(tmp_path / "calm"), tmp_path / "calm_out")
     warned = simulated(real_log(tmp_path / "warned", reported={0: 52, 8000: 14}), tmp_path / "warned_out")
     hit = simulated(real_log(tmp_path / "hit", pressure={8000: 14}), tmp_path / "hit_out")
@@ -106,3 +107,12 @@ def test_a_simulated_run_has_no_memory_to_tell(tmp_path: Path) -> None:
 def test_the_memory_of_another_scenario_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a run of spike_mid_answer, not of sawtooth"):
         recorded_memory.read(real_log(tmp_path), "molt", "sawtooth")
+
+
+def test_the_memory_of_an_incomplete_run_is_refused(tmp_path: Path) -> None:
+    """What others left after its last record is not known, and would be taken for what they left then."""
+    path = real_log(tmp_path, pressure={800: 30}) / "molt" / log.FILE_NAME
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]), encoding="utf-8")
+    with pytest.raises(InputError, match="incomplete: the log has no end"):
+        recorded_memory.read(tmp_path, "molt", NAME)
