@@ -24,6 +24,7 @@ from molt.core.view import Policy
 from molt.engine.modelled import ModelledEngine
 from molt.errors import InputError
 from molt.formats.log import FILE_NAME, RETOLD, Log
+from molt.formats.new_file import naming
 from molt.jobs import job
 from molt.jobs.options import AsJson, LadderName, OutFolder, ProfileName, ScenarioPath, Seed
 from molt.jobs.scenario import PolicySpec
@@ -98,7 +99,8 @@ def simulate(
     for named, policy in run.policies:
         folder = out / policy.name
         folder.mkdir(parents=True)
-        with (folder / FILE_NAME).open("w", encoding="utf-8", newline="\n") as sink:
+        path = folder / FILE_NAME
+        with naming(path), path.open("w", encoding="utf-8", newline="\n") as sink:
             world = SimulatedWorld(
                 run.scenario,
                 run.spec.ladder,

@@ -7,6 +7,7 @@ fit any more and the next one does. It shows and saves the stream as received.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +46,9 @@ CUT_AFTER_TOKENS = 8
 START_S = 300.0
 STOP_S = 10.0
 LINE_CHARS_MAX = 80
+SERVER_TOKENS = ("MOLT_TOKEN", "MOLT_ADMIN_TOKEN")
+"""Tokens that the user set are for other servers: the demo's makes its own, and prints it."""
+
 _ADDRESS = re.compile(r"(?P<url>http://\S+?)/#admin=(?P<token>\S+)")
 
 
@@ -173,8 +177,13 @@ def server(ladder: str, log: Path, profile: str | None = None) -> Iterator[tuple
     """
     options = ["--ladder", ladder, "--port", "0", "--log", str(log)]
     options += [] if profile is None else ["--profile", profile]
+    own = {name: value for name, value in os.environ.items() if name not in SERVER_TOKENS}
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "molt.server", *options], stderr=subprocess.PIPE, text=True, errors="replace"
+        [sys.executable, "-m", "molt.server", *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=own,
     )
     try:
         assert process.stderr is not None

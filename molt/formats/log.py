@@ -34,7 +34,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -53,6 +53,9 @@ _EVENT_TYPES: dict[str, type] = {t.__name__: t for t in typing.get_args(events.A
 _PLAIN_TYPES = frozenset({int, str, float, bool, type(None)})
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
+
+PARTS_MAX = 10_000
+"""Parts of a rotated log that are read as one."""
 
 FILE_NAME = "events.jsonl"
 """What a log is called in the folder of its policy."""
@@ -112,10 +115,18 @@ def event_from(record: Mapping[str, Any]) -> events.AnyEvent:
     return event
 
 
+class Sink(Protocol):
+    """Where a log is written: lines, each whole."""
+
+    def write(self, line: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
 class Log:
     """Writes a log; keeps a running sha256 of everything after the header."""
 
-    def __init__(self, sink: TextIO, header: Mapping[str, Any]) -> None:
+    def __init__(self, sink: Sink, header: Mapping[str, Any]) -> None:
         self._sink = sink
         self._sha = hashlib.sha256()
         self._seq = 0
@@ -158,7 +169,36 @@ def _line(record: Mapping[str, Any]) -> str:
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Header and records of a log file, each checked (``log_records``). One torn last line is tolerated; anything else
-    raises ``LogError``."""
+    raises ``LogError``.
+
+    A log that was rotated is read from its first part on; ``LogError`` where a part before ``path`` is not there.
+    """
+    header, records = _read_file(path)
+    part = header.get("part", 1)
+    if part == 1:
+        return header, records
+    if not isinstance(part, int) or part < 1:
+        raise LogError(f"{path}: line 1: part: not a number from 1 on")
+    age = int(path.suffix[1:]) if path.suffix[1:].isdecimal() else 0
+    name = path.stem if age else path.name
+    earlier = [path.with_name(f"{name}.{age + part - number}") for number in range(1, min(part, PARTS_MAX))]
+    if part > PARTS_MAX or not all(one.is_file() for one in earlier):
+        raise LogError(
+            f"{path}: part {part} of a rotated log, which can be read from part 1 on only; not every part before "
+            f"it is there as {path.with_name(name)}.N"
+        )
+    joined: list[dict[str, Any]] = []
+    first: dict[str, Any] = {}
+    for number, one in enumerate(earlier, start=1):
+        head, some = _read_file(one)
+        if head.get("part", 1) != number or {**head, "part": part} != header:
+            raise LogError(f"{one}: line 1: not part {number} of the log that {path} is a part of")
+        first = first or head
+        joined += some
+    return first, joined + records
+
+
+def _read_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     records = list(_records(path))
     if not records:
         raise LogError(f"{path}: line 1: not a molt log (no header)")

@@ -3,9 +3,12 @@ is not lost where it cannot be written in the end."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from molt.errors import InputError
@@ -27,6 +30,17 @@ def check_new_file(path: Path, option: str = "--out", *, make_folder: bool = Fal
         path.unlink()
     except OSError as error:
         raise InputError(f"{option}: {path}: cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An ``OSError`` about the file that is written throughout names it, as when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:

@@ -90,12 +90,16 @@ class Budgeting:
         self._replace(MANUAL, None)
 
     def replay(self, trace: Trace) -> None:
-        """The steps of a trace, from now on; ``InputError`` if they do not suit the ladder."""
-        self._replace(TRACE, self._replayed(trace.on(self._bridge.ladder)))
+        """The steps of a trace, the first at once; ``InputError`` if they do not suit the ladder."""
+        (_, first_bytes), *rest = trace.on(self._bridge.ladder)
+        self._replace(TRACE, self._replayed(tuple(rest)))
+        self._bridge.set_budget(first_bytes)
 
     def follow(self, name: str, follower: Follower) -> None:
-        """The budget that a follower reads from the machine, from now on."""
-        self._replace(name, self._followed(name, follower))
+        """The budget that a follower reads from the machine, at once and from now on."""
+        reported: set[str] = set()
+        self._read(name, follower, reported)
+        self._replace(name, self._followed(name, follower, reported))
 
     def _replace(self, source: str, work: Coroutine[Any, Any, None] | None) -> None:
         if self._task is not None:
@@ -111,26 +115,29 @@ class Budgeting:
             self._bridge.set_budget(budget_bytes)
         self.source = MANUAL
 
-    async def _followed(self, name: str, follower: Follower) -> None:
-        reported: set[str] = set()
+    async def _followed(self, name: str, follower: Follower, reported: set[str]) -> None:
         while True:
-            try:
-                wanted = self._wanted(follower)
-            except OSError:
-                pass  # a file that is gone for a moment: read again next time
-            except Exception as error:  # it may be a plug-in's; the last budget stays in force
-                if (said := said_by(error)) not in reported and len(reported) < REPORTS_MAX:
-                    reported.add(said)
-                    with contextlib.suppress(OSError, ValueError):  # stderr is closed
-                        print(
-                            f"molt: follower {name!r}: {said}; the last budget stays in force",
-                            file=sys.stderr,
-                        )
-            else:
-                now = self._bridge.budget_bytes
-                if abs(wanted - now) * DEAD_BAND > now:
-                    self._bridge.set_budget(wanted)
             await asyncio.sleep(FOLLOW_S)
+            self._read(name, follower, reported)
+
+    def _read(self, name: str, follower: Follower, reported: set[str]) -> None:
+        """Read once; ``reported`` are the mistakes that the user has read of."""
+        try:
+            wanted = self._wanted(follower)
+        except OSError:
+            pass  # a file that is gone for a moment: read again next time
+        except Exception as error:  # it may be a plug-in's; the last budget stays in force
+            if (said := said_by(error)) not in reported and len(reported) < REPORTS_MAX:
+                reported.add(said)
+                with contextlib.suppress(OSError, ValueError):  # stderr is closed
+                    print(
+                        f"molt: follower {name!r}: {said}; the last budget stays in force",
+                        file=sys.stderr,
+                    )
+        else:
+            now = self._bridge.budget_bytes
+            if abs(wanted - now) * DEAD_BAND > now:
+                self._bridge.set_budget(wanted)
 
     def _wanted(self, follower: Follower) -> int:
         """The follower's budget; it cannot rise while a rung is loading, whose memory is counted but not yet in use."""

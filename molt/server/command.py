@@ -6,10 +6,11 @@ import asyncio
 import secrets
 import time
 import traceback
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -30,6 +31,7 @@ from molt.live.live_world import LiveWorld
 from molt.live.remote import ChildSpec, RemoteEngine
 from molt.models.chat_template import find_chat_template
 from molt.models.ladder_file import LadderSpec, resolve
+from molt.program import option
 from molt.server.access import Keys, allowed_hosts, is_loopback
 from molt.server.admin import MANUAL, Budgeting, budget_on, make_follower
 from molt.server.answering import Answering
@@ -37,16 +39,21 @@ from molt.server.app import Service, application
 from molt.server.bridge import Bridge, OpenWorld
 from molt.server.flops_saved import FlopsSaved
 from molt.server.limits import Limits
-from molt.server.listen import listen_at, listen_on, say, serve
+from molt.server.listen import admin_listener, listen_on, say, serve
+from molt.server.log_file import LogFile, NoLog
 from molt.server.prometheus import Metrics
 from molt.server.prompts import Prompter
-from molt.units import show_size
+from molt.units import parse_size, show_size
 
 MEMORY_SHARE = 0.8
 """Of the memory available when the server starts: the default budget is at most this share."""
 
 CACHES = 4
 """Whole contexts on the largest rung that fit into the default budget."""
+
+
+NONE = "none"
+"""``--log none``: no log. ``--log-size none``: one file of any size."""
 
 
 class DiscreetLog(Log):
@@ -95,15 +102,26 @@ def command(
         str | None,
         typer.Option(
             envvar="MOLT_ADMIN_TOKEN",
-            help="Token required from administrators; default: a random one, printed.",
+            help="Token required from administrators, not printed; default: a random one, printed.",
         ),
     ] = None,
     admin_socket: Annotated[
         Path | None, typer.Option(help="UNIX socket for administration; it needs no token.")
     ] = None,
     log: Annotated[
-        Path | None, typer.Option(help="New file for the event log; default: runs/serve-TIME/events.jsonl.")
+        str | None,
+        typer.Option(
+            metavar="FILE|none",
+            help="New file for the event log, or none; default: runs/serve-TIME/events.jsonl.",
+        ),
     ] = None,
+    log_size: Annotated[
+        str, typer.Option(metavar="SIZE|none", help="Size from which the log goes on in another file.")
+    ] = "64MiB",
+    log_files: Annotated[
+        int,
+        typer.Option(min=1, max=1000, help="Files of the log that are kept, the one being written included."),
+    ] = 8,
     log_text: Annotated[bool, typer.Option(help="Log the text of answers too.")] = False,
 ) -> None:
     """Serve answers over HTTP, in OpenAI's API, within a memory budget that may change at any time.
@@ -121,21 +139,25 @@ def command(
     default_bytes = default_budget(spec.ladder)
     begin_bytes = default_bytes if budget is None else _budget(budget, spec.ladder)
     follower = None if follow == MANUAL else _follower(follow)
-    sockets = [listen_on(host, port)]
-    if admin_socket is not None:
-        sockets.append(listen_at(admin_socket))
-    elif admin_token is None:
+    log_bytes = None if log_size == NONE else option("--log-size", log_size, parse_size)
+    given_token = admin_token
+    if admin_socket is None and admin_token is None:
         admin_token = secrets.token_urlsafe(16)
-    port = sockets[0].getsockname()[1]
     limits = replace(Limits(), answers=queue)
     child = ChildSpec(ladder, engine, profile=profile or spec.ladder.name, pace=1.0)
-    with _log_file(log) as sink:
+    metrics = Metrics()
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(listen_on(host, port))]
+        port = sockets[0].getsockname()[1]
+        if admin_socket is not None:
+            sockets.append(stack.enter_context(admin_listener(admin_socket)))
+        sink = stack.enter_context(closing(_log_sink(log, log_bytes, log_files, metrics)))
         journal = (Log if log_text else DiscreetLog)(sink, header(spec, costs, chosen, policy, engine))
         bridge = Bridge(
             spec.ladder,
             live_world(spec.ladder, costs, chosen, child, journal),
             limits,
-            Metrics(),
+            metrics,
             budget_bytes=begin_bytes,
         )
         budgeting = Budgeting(bridge, max(default_bytes, begin_bytes))
@@ -150,14 +172,14 @@ def command(
             if follower is not None:
                 budgeting.follow(follow, follower)
             shown = f"[{host}]" if ":" in host else host
-            say(f"http://{shown}:{port}/" + (f"#admin={admin_token}" if admin_token is not None else ""))
-            say(f"{spec.ladder.name} under {chosen.name} with {show_size(begin_bytes)}; log in {sink.name}")
+            printed = f"#admin={admin_token}" if given_token is None and admin_token is not None else ""
+            say(f"http://{shown}:{port}/{printed}")
+            source = "" if follower is None else f" by {follow}"
+            budget_shown = show_size(bridge.budget_bytes)
+            where = sink.name if isinstance(sink, NoLog) else f"log in {sink.name}"
+            say(f"{spec.ladder.name} under {chosen.name} with {budget_shown}{source}; {where}")
 
-        try:
-            well = asyncio.run(serve(bridge, app, sockets, started=started))
-        finally:
-            if admin_socket is not None:
-                admin_socket.unlink(missing_ok=True)
+        well = asyncio.run(serve(bridge, app, sockets, started=started))
     if isinstance(bridge.failure, InputError):
         raise bridge.failure
     if bridge.failure is not None:
@@ -215,12 +237,10 @@ def _follower(name: str) -> Any:
         raise InputError(f"--follow: {error}") from None
 
 
-def _log_file(path: Path | None) -> TextIO:
-    """A new file, written line by line."""
-    if path is None:
-        path = Path("runs") / f"serve-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%fZ')}" / FILE_NAME
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("x", encoding="utf-8", newline="\n", buffering=1)
-    except OSError as error:
-        raise InputError(f"--log: {path}: {error.strerror}") from None
+def _log_sink(log: str | None, size_bytes: int | None, files: int, metrics: Metrics) -> LogFile | NoLog:
+    """Where the log goes: a new file, written line by line, or nowhere."""
+    if log == NONE:
+        return NoLog()
+    folder = f"serve-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%fZ')}"
+    path = Path("runs") / folder / FILE_NAME if log is None else Path(log)
+    return LogFile(path, size_bytes, files, lambda reason: say(f"molt: {reason}"), metrics.log_record_lost)

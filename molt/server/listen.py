@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import socket
@@ -27,6 +28,9 @@ from molt.server.http_protocol import bounded
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AT_ONCE_S = 0.5
+CONNECT_S = 1.0
+"""How long another server may take to accept, or to make its own socket."""
+
 BACKLOG = 128
 """Connections that wait to be accepted: so many are accepted in one go, before any other task runs."""
 
@@ -139,27 +143,76 @@ def listen_on(host: str, port: int) -> socket.socket:
     return sock
 
 
+@contextlib.contextmanager
+def admin_listener(path: Path) -> Generator[socket.socket, None, None]:
+    """``listen_at``, whose file is removed at the end, however that comes; unless it is another server's by then."""
+    with listen_at(path) as sock:
+        made = path.stat()
+        try:
+            yield sock
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(path.stat(), made):
+                    path.unlink()
+
+
 def listen_at(path: Path) -> socket.socket:
-    """A UNIX socket that only its owner may connect to; an unused one of the same name is replaced."""
-    try:
-        if stat.S_ISSOCK(path.stat().st_mode):
-            path.unlink()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        raise InputError(f"--admin-socket: {path}: {_reason(error)}") from None
+    """A UNIX socket that only its owner may connect to. One of the same name is replaced if no server listens there.
+
+    ``InputError`` if one does, or if there can be no socket.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
     try:
-        sock.bind(str(path))
+        with _alone_in(path.parent):
+            if stat.S_ISSOCK(_mode(path)):
+                _check_unused(path)
+                path.unlink(missing_ok=True)
+            before = os.umask(0o177)
+            try:
+                sock.bind(str(path))
+            finally:
+                os.umask(before)
+            sock.listen(BACKLOG)  # now, so that no other server takes it for unused
     except (OSError, ValueError) as error:
         sock.close()
         raise InputError(f"--admin-socket: {path}: {_reason(error)}") from None
-    finally:
-        os.umask(before)
-    sock.listen(BACKLOG)
     sock.setblocking(False)
     return sock
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Generator[None, None, None]:
+    """Two servers that start at once look for and make their sockets in a folder one after the other."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        until_s = time.monotonic() + CONNECT_S
+        while time.monotonic() < until_s:  # not for ever: others may lock the folder, too
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return 0
+
+
+def _check_unused(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.settimeout(CONNECT_S)
+        try:
+            other.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return
+        except TimeoutError:
+            pass  # its queue is full: there is a server, and a busy one
+    raise InputError("another server listens there")
 
 
 def _reason(error: Exception) -> str:

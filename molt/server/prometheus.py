@@ -50,6 +50,11 @@ class Metrics:
         self._overshoot = Gauge("molt_overshoot_bytes", "Memory in use beyond the budget.", registry=own)
         self._overshoot_max = Gauge("molt_overshoot_bytes_max", "Largest overshoot so far.", registry=own)
         self._kills = Counter("molt_kills", "Kills of the engine's process.", registry=own)
+        self._lost = Counter(
+            "molt_log_records_lost",
+            "Records that the log lacks, because it could not be written.",
+            registry=own,
+        )
 
     def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Add gauges that are read when the metrics are."""
@@ -92,6 +97,10 @@ class Metrics:
     def killed(self) -> None:
         """The engine's process was killed."""
         self._kills.inc()
+
+    def log_record_lost(self) -> None:
+        """A record is not in the log, which was given up."""
+        self._lost.inc()
 
     def memory(self, budget_bytes: int, usage_bytes: int, overshoot_bytes_max: int) -> None:
         """A new sample of the memory."""

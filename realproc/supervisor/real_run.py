@@ -86,6 +86,10 @@ class Contender:
     weights: Literal["anonymous", "mapped"]
 
 
+class DiskFullError(BreachError):
+    """There is no room for what a run has to write."""
+
+
 def contenders(run: Job, *, mapped: bool) -> list[Contender]:
     """The policies of a job; with ``mapped``, hold a second time, on weights that are pages of a file."""
     found = [Contender(policy.name, spec, policy, "anonymous") for spec, policy in run.policies]
@@ -100,7 +104,7 @@ def run_contender(
 ) -> tuple[list[dict[str, Any]], Refusals]:
     """Run one contender, with a log in ``folder``; returns the violations, and what was refused of the policy's plans.
 
-    Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped, as when the disk is full.
+    Raises ``InputError`` where it cannot begin, ``BreachError`` if it had to be stopped, and ``DiskFullError``.
     """
     with ExitStack() as stack:
         confinement = stack.enter_context(confinement_for(run, contender, setting))
@@ -121,30 +125,30 @@ def run_contender(
 
 @contextmanager
 def log_file(path: Path) -> Iterator[TextIO]:
-    """A new log, written line by line; ``BreachError`` when the disk is full, whichever thread meets that."""
+    """A new log, written line by line; ``DiskFullError`` when the disk is full, whichever thread meets that."""
     with disk_full_as_breach(path), path.open("w", encoding="utf-8", buffering=1) as sink:
         yield sink
 
 
 @contextmanager
 def disk_full_as_breach(path: Path) -> Iterator[None]:
-    """``BreachError`` when the disk is full, naming the file that is written throughout."""
+    """``DiskFullError`` when the disk is full, naming the file that is written throughout."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
-        raise BreachError(f"{path}: {error.strerror}") from None
+        raise DiskFullError(f"{path}: {error.strerror}") from None
 
 
 @contextmanager
 def breach_in_a_line() -> Iterator[None]:
-    """A run that had to be stopped prints one line, and ends the command with status 1."""
+    """A run that had to be stopped prints one line, and ends the command with status 1; 2 if the disk was full."""
     try:
         yield
     except BreachError as breach:
         print(f"molt: stopped: {breach}", file=sys.stderr)
-        raise typer.Exit(1) from None
+        raise typer.Exit(2 if isinstance(breach, DiskFullError) else 1) from None
 
 
 def confinement_for(run: Job, contender: Contender, setting: Setting) -> AbstractContextManager[Confinement]:

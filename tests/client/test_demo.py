@@ -144,6 +144,18 @@ def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
         pass
 
 
+def test_tokens_of_other_servers_are_not_those_of_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that was given is not printed, and the demo reads its server's from what it prints."""
+    monkeypatch.setenv("MOLT_TOKEN", "the-users")
+    monkeypatch.setenv("MOLT_ADMIN_TOKEN", "the-administrators")
+    with server("pico", tmp_path / "events.jsonl") as (url, admin):
+        assert admin != "the-administrators"
+        with Client(url) as client:
+            client.post("/admin/budget", {"budget": "30MiB"}, admin)
+
+
 def test_a_ladder_that_is_not_there_is_refused_and_nothing_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no ladder is named 'nosuch'"):
         demo("nosuch", tmp_path / "out", 40)

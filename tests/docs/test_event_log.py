@@ -194,7 +194,7 @@ def modelled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 def test_the_header_of_a_run_is_documented(modelled: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     header, _ = modelled
-    written_elsewhere = {"memory", "real", "server"}
+    written_elsewhere = {"memory", "real", "server", "part"}
     assert set(TABLES["header"]) == set(header) | written_elsewhere
     assert set(TABLES["scenario"]) == set(header["scenario"])
     assert set(TABLES["tenants"]) == set(header["scenario"]["tenants"][0])

@@ -20,7 +20,7 @@ from realproc.kernel.pressure import Holding
 from realproc.kernel.signals import UsageReading
 from realproc.supervisor.headroom import Share, Standing
 from realproc.supervisor.monitor import Monitor, RunProcesses, SharedLog, TimedAction
-from realproc.supervisor.real_run import log_file
+from realproc.supervisor.real_run import DiskFullError, log_file
 from realproc.supervisor.step_times import StepTimes
 
 SHARE = Share(limit_bytes=100 * MIB, base_bytes=20 * MIB, margin_bytes=4 * MIB)
@@ -274,7 +274,7 @@ def test_a_full_disk_stops_the_run_in_a_line(tmp_path: Path) -> None:
     """Whichever thread meets it: here the monitor's, which stops the world."""
     path = tmp_path / "events.jsonl"
     path.symlink_to("/dev/full")
-    with pytest.raises(BreachError) as said:
+    with pytest.raises(DiskFullError) as said:
         fill(path)
     assert str(said.value) == f"{path}: No space left on device"
 
