@@ -130,7 +130,9 @@ def command(
     if violations:
         print(f"{violations} violations; see summary.json", file=sys.stderr)
     for one in (refusals for refusals in refused if refusals.refused):
-        print(f"molt: policy {one.policy!r}: {one.refused} of {one.asked} plans were refused", file=sys.stderr)
+        print(
+            f"molt: policy {one.policy!r}: {one.refused} of {one.asked} plans were refused", file=sys.stderr
+        )
     if violations or any(refusals.failed for refusals in refused):
         raise typer.Exit(1)
 

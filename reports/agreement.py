@@ -261,13 +261,13 @@ def _median(values: Iterable[float | None]) -> float | None:
     return median(found) if found else None
 
 
-USAGE = "python -m reports.agreement SIMULATED REAL [SIMULATED REAL]..."
+_USAGE = "python -m reports.agreement SIMULATED REAL [SIMULATED REAL]..."
 
 
 def main(arguments: list[str]) -> int:
     """Print the page of the folders of one round or more."""
     if not arguments or len(arguments) % 2:
-        print(f"usage: {USAGE}", file=sys.stderr)
+        print(f"usage: {_USAGE}", file=sys.stderr)
         return 2
     folders = [Path(argument) for argument in arguments]
     try:
@@ -320,4 +320,4 @@ def _read(folder: Path, policy: str) -> RunLog:
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

@@ -375,12 +375,12 @@ def made_by(campaign: Campaign, name: str) -> str:
     return f"molt real campaign --pairs {pairs} {_options(campaign)}--out {name}.jsonl"
 
 
-USAGE = f"python -m reports.campaign FILE.jsonl ... {OUT}"
+_USAGE = f"python -m reports.campaign FILE.jsonl ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the files given."""
-    return run_command(USAGE, arguments, each(_publish_beside_runs))
+    return run_command(_USAGE, arguments, each(_publish_beside_runs))
 
 
 def _publish_beside_runs(file: Path, published: Path) -> str:
@@ -388,4 +388,4 @@ def _publish_beside_runs(file: Path, published: Path) -> str:
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

@@ -107,13 +107,13 @@ def _instant(record: Record, tracks: dict[str, int]) -> TraceEvent:
     }
 
 
-USAGE = "python -m reports.chrome_trace LOG OUT"
+_USAGE = "python -m reports.chrome_trace LOG OUT"
 
 
 def main(arguments: list[str]) -> int:
     """Exit status 0, or 2 with a one-line reason."""
     if len(arguments) != 2:
-        print(f"usage: {USAGE}", file=sys.stderr)
+        print(f"usage: {_USAGE}", file=sys.stderr)
         return 2
     try:
         write_trace(Path(arguments[0]), Path(arguments[1]))
@@ -124,4 +124,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

@@ -109,13 +109,13 @@ def with_sessions(text: str, published: Path = PUBLISHED) -> str:
     return re.sub(r"<!-- session: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-USAGE = f"python -m reports.demo_page RUN ... {OUT}"
+_USAGE = f"python -m reports.demo_page RUN ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the runs given."""
-    return run_command(USAGE, arguments, each(publish), with_sessions)
+    return run_command(_USAGE, arguments, each(publish), with_sessions)
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

@@ -172,13 +172,13 @@ def with_tables(text: str, published: Path = PUBLISHED) -> str:
     return re.sub(pattern, fill, text, flags=re.DOTALL)
 
 
-USAGE = f"python -m reports.eval_page FILE ... {OUT}"
+_USAGE = f"python -m reports.eval_page FILE ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the files given."""
-    return run_command(USAGE, arguments, publish, with_tables)
+    return run_command(_USAGE, arguments, publish, with_tables)
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

@@ -196,12 +196,12 @@ def publish(path: Path, published: Path = PUBLISHED) -> str:
     return "prove"
 
 
-USAGE = f"python -m reports.prove_page FILE {OUT}"
+_USAGE = f"python -m reports.prove_page FILE {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the file given."""
-    return run_command(USAGE, arguments, _publish_single)
+    return run_command(_USAGE, arguments, _publish_single)
 
 
 def _publish_single(paths: list[Path], published: Path) -> Iterable[str]:
@@ -211,4 +211,4 @@ def _publish_single(paths: list[Path], published: Path) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

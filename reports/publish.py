@@ -191,16 +191,16 @@ def each(publish_one: Callable[[Path, Path], str]) -> Callable[[list[Path], Path
     return lambda paths, published: (publish_one(path, published) for path in paths)
 
 
-USAGE = f"python -m reports.publish RUN ... {OUT}"
+_USAGE = f"python -m reports.publish RUN ... {OUT}"
 
 
 def main(arguments: list[str]) -> int:
     """Publish the run folders given; in a checkout, draw the pictures of ``docs/images`` again."""
-    status = run_command(USAGE, arguments, each(publish), with_tables)
+    status = run_command(_USAGE, arguments, each(publish), with_tables)
     if status == 0 and "--out" not in arguments:
         picture.renew(PUBLISHED, DOCS / "images")
     return status
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

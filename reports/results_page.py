@@ -26,7 +26,7 @@ from reports.confidence import upper_bound
 from reports.publish import DOCS, PUBLISHED, published_folder
 
 PAGE = DOCS / "results.md"
-USAGE = "python -m reports.results_page"
+_USAGE = "python -m reports.results_page"
 SIMULATED = ("spike_mid_answer", "three_tenants")
 REAL = ("spike_mid_answer", "qwen_three_tenants")
 HANDOFFS = ("handoff-pico", "handoff-qwen2.5-coder", "handoff-qwen2.5-coder-up")
@@ -266,7 +266,7 @@ def _proof(path: Path) -> MeasuredTable:
 def main(arguments: list[str]) -> int:
     """Write ``docs/results.md``; there are no arguments."""
     if arguments:
-        print(f"usage: {USAGE}", file=sys.stderr)
+        print(f"usage: {_USAGE}", file=sys.stderr)
         return 2
     published_folder(None)
     PAGE.write_text(page(), encoding="utf-8", newline="\n")
@@ -274,4 +274,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_words(main, USAGE)
+    run_words(main, _USAGE)

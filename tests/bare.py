@@ -47,11 +47,11 @@ class Cache:
     on_disk: bool = False
 
     def content(self) -> Content:
-        """What must not change while nobody works on it."""
+        """What must not change while no step works on it."""
         return self.rung, tuple(self.positions), self.settled
 
     def drop(self) -> None:
-        """Forget every token; they will be read again."""
+        """Forget every token; they will be prefilled again."""
         self.positions, self.read, self.settled, self.on_disk = [], 0, 0, False
 
 
@@ -96,7 +96,7 @@ class BareWorld:
         self.faults = Faults()
         self.now_ns = 0
         self.budget_bytes = 0
-        self.told_bytes = 0
+        self.reported_bytes = 0
         self.memory = MemoryBooks(self._memory_changed)
         self.caches: dict[str, Cache] = {}
         self.prompts: dict[str, int] = {}
@@ -137,13 +137,13 @@ class BareWorld:
     # What happens by itself.
 
     def post(self, fact: e.AnyEvent) -> None:
-        """A fact that will be told when its time has come."""
+        """A fact that will be reported when its time has come."""
         self._post(fact.at_ns, None, fact)
 
-    def post_budget(self, at_ns: int, budget_bytes: int, told_after_ns: Iterable[int] = (0,)) -> None:
-        """A budget that holds from ``at_ns`` and is told as often, and as late, as said."""
+    def post_budget(self, at_ns: int, budget_bytes: int, reported_after_ns: Iterable[int] = (0,)) -> None:
+        """A budget that holds from ``at_ns`` and is reported as often, and as late, as said."""
         self._post(at_ns, budget_bytes, None)
-        for late_ns in told_after_ns:
+        for late_ns in reported_after_ns:
             fact = e.BudgetChanged(at_ns=at_ns, budget_bytes=budget_bytes)
             self._post(at_ns + late_ns, None, fact)
 
@@ -177,7 +177,7 @@ class BareWorld:
         self.now_ns = end_ns
 
     def _comes_too_late(self, fact: e.AnyEvent) -> bool:
-        """Nobody tells of a request that is withdrawn once the answer is there."""
+        """A request that is withdrawn once the answer is there is not reported."""
         return isinstance(fact, e.TenantCancelled) and fact.tenant in self.finished
 
     def jump(self, ns: int) -> None:
@@ -193,7 +193,7 @@ class BareWorld:
             if not self.live() and self.now_ns < until_ns:
                 next_ns = self._next_ns()
                 idle_ns = (until_ns if next_ns is None else min(next_ns, until_ns)) - self.now_ns
-                self._elapse(max(0, idle_ns))  # what was due while nobody looked is told now
+                self._elapse(max(0, idle_ns))  # what was due meanwhile is reported now
         self.settle()
 
     def settle(self) -> None:
@@ -235,7 +235,7 @@ class BareWorld:
                 self._forget(fact.tenant)
                 self.cancelled.add(fact.tenant)
             case e.BudgetChanged():
-                self.told_bytes = fact.budget_bytes
+                self.reported_bytes = fact.budget_bytes
             case _:
                 pass
         self._record(fact, fact.at_ns)
@@ -245,7 +245,7 @@ class BareWorld:
             self.asked.append(Asked(fact, after_event(before, fact), decisions, self.state))
         for decision in decisions:
             self._record(decision, fact.at_ns)
-        self._pending.extend((decision, self.told_bytes) for decision in decisions)
+        self._pending.extend((decision, self.reported_bytes) for decision in decisions)
         self._deadline_ns = self.scheduler.next_deadline_ns()
 
     def _record(self, fact: e.AnyEvent | d.AnyDecision, at_ns: int) -> None:
@@ -570,11 +570,11 @@ def story(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Numbers of records are gone; neighbouring tokens, and neighbouring readings, of one tenant are added up.
     """
-    told: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for record in records:
         line = {k: v for k, v in record.items() if k not in {"seq", "cause", "decision", "kind"}}
         line = json.loads(json.dumps(line))
-        last = told[-1] if told else {}
+        last = lines[-1] if lines else {}
         together = ("type", "tenant", "rung", "heal")
         if line["type"] in {"TokensProduced", "PromptRead"} and all(
             line.get(key) == last.get(key) for key in together
@@ -583,16 +583,16 @@ def story(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 last[key] += line[key]
             last["at_ns"] = line["at_ns"]
         else:
-            told.append(line)
-    return told
+            lines.append(line)
+    return lines
 
 
-def told_by_simulator(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def reported_by_simulator(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The story in a log of the simulator."""
     return story(record for record in records if record["kind"] in {"event", "outcome", "decision"})
 
 
-def told_by(world: BareWorld, horizon_ns: int) -> list[dict[str, Any]]:
+def reported_by(world: BareWorld, horizon_ns: int) -> list[dict[str, Any]]:
     """The story of a bare world up to a horizon."""
     return story(
         {"type": type(fact).__name__, **plain(fact), "at_ns": at_ns}

@@ -4,7 +4,7 @@ The world is a ladder of three rungs and three tenants, one of them foreground, 
 time. It carries everything out at once and takes no time; time passes only when a timer is waited for. At any moment
 the budget may go to any of a few levels, a step may be taken (and fail, if it is a load or a switch), a tenant may come
 or be cancelled. A rung that is released because of it gives everything back, or keeps half of its weights. States that
-differ only in what nobody can notice (absolute time, which of two equal tenants is which, how often a load has failed
+differ only in what no rule can notice (absolute time, which of two equal tenants is which, how often a load has failed
 before that may be tried again) are one. The search is breadth first, so the first trace to break a rule is a shortest
 one.
 """
@@ -79,7 +79,7 @@ class Node:
     left: tuple[int, int]
 
     def key(self) -> tuple[object, ...]:
-        """Equal for two nodes that nobody can tell apart."""
+        """Equal for two nodes that no rule can tell apart."""
         s = self.state
         tenants = tuple(tuple(getattr(t, name) for name in _TENANT) for t in s.tenants.values())
         return (
@@ -267,7 +267,7 @@ class Search:
             raise Broken("; ".join(broken) + "\n" + self.trace(node, name))
 
     def _check_liveness(self, node: Node) -> None:
-        """With plenty from now on, and nothing failing, everybody who is here finishes."""
+        """With plenty from now on, and nothing failing, every tenant that is here finishes."""
         path = []
         _, node = self._after(node, e.BudgetChanged(at_ns=0, budget_bytes=self.levels[-1]))
         begin = node

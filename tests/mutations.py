@@ -2,7 +2,7 @@
 
 ``python -m tests.mutations TARGET SEED COUNT`` tries ``COUNT`` damaged files in this process. None of them may take
 more than ``MEMORY_BYTES`` beyond what the process had before, or more than ``CASE_S``. It prints a line of JSON for
-every case that failed: its number, the error and where it was raised. ``tests/test_mutations.py`` runs it.
+every case that failed: its number, the error and where it was raised.
 
 A target is what a command does with its files, without the printing.
 """

@@ -24,7 +24,7 @@ from tests.bare import Asked, BareWorld
 
 
 def beliefs_are_true(world: BareWorld) -> str | None:
-    """What is believed of a tenant (rung, cells, tokens read and produced) is so, and nobody else has a cache.
+    """What is believed of a tenant (rung, cells, tokens read and produced) is so, and no other tenant has a cache.
 
     A cache that is parked and empty could be of any rung.
     """
@@ -121,7 +121,7 @@ HISTORY_RULES: tuple[Callable[[BareWorld], str | None], ...] = (a_failed_load_is
 
 
 def _milder(seen: State, asked: Asked, place: Callable[[str], Placement]) -> Plan:
-    """Everybody who has begun, or does so now, placed; the others wait."""
+    """Every tenant that has begun, or does so now, placed; the others wait."""
     placements: dict[str, Placement] = {}
     beginning = {x.tenant for x in asked.decisions if isinstance(x, d.Admit)}
     for tenant in seen.tenants.values():
@@ -141,7 +141,7 @@ def _fits(seen: State, plan: Plan, ladder: Ladder) -> bool:
 
 
 def parking_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
-    """Somebody is parked only where not everybody can run on the smallest rung, their caches carried or read again;
+    """A tenant is parked only where not all can run on the smallest rung, their caches carried or prefilled again;
     for a newcomer only if it then runs."""
     if not any(isinstance(x, d.Park) for x in asked.decisions):
         return None
@@ -173,16 +173,16 @@ def spilling_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None
 
 
 def shedding_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
-    """Context is shed only where parking everybody, and what is on disk staying there, does not do."""
+    """Context is shed only where parking all, and what is on disk staying there, does not do."""
     shed = any(isinstance(x, d.Shed) for x in asked.decisions)
     plan = _milder(asked.seen, asked, lambda name: Rest())
     if shed and _fits(asked.seen, plan, ladder):
-        return f"parking everybody would do, yet {_said(asked, d.Shed)}"
+        return f"parking all would do, yet {_said(asked, d.Shed)}"
     return None
 
 
 def dropping_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
-    """A whole cache is dropped only where shedding everybody to the least does not do."""
+    """A whole cache is dropped only where shedding all to the least does not do."""
     tenants = asked.seen.tenants
     cells = {tenant.name: tenant.cells for tenant in tenants.values()}
     dropped = any(isinstance(x, d.Shed) and x.keep_cells == 0 and cells[x.tenant] for x in asked.decisions)
@@ -192,7 +192,7 @@ def dropping_is_needed(asked: Asked, ladder: Ladder, policy: Molt) -> str | None
         lambda name: Rest(None if tenants[name].spilled else min(policy.min_cells, cells[name])),
     )
     if dropped and _fits(asked.seen, plan, ladder):
-        return f"{policy.min_cells} cells for everybody would do, yet {_said(asked, d.Shed)}"
+        return f"{policy.min_cells} cells for each would do, yet {_said(asked, d.Shed)}"
     return None
 
 
@@ -219,14 +219,14 @@ def releases_come_first(asked: Asked, ladder: Ladder, policy: Molt) -> str | Non
 
 
 def what_just_failed_is_left_out(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
-    """Nobody is to run on a rung whose load just failed while there is another; nor is it brought in."""
+    """No tenant is to run on a rung whose load just failed while there is another; nor is it loaded."""
     left = set(_rungs(asked.seen, ladder))
     targets = {t.name: t.target for t in asked.after.tenants.values() if t.target not in {None, *left}}
     return f"{targets} while {sorted(left)} have not failed" if targets else None
 
 
 def recovery_waits(asked: Asked, ladder: Ladder, policy: Molt) -> str | None:
-    """Nobody goes to a larger rung before the last change is ``cooldown_ns`` ago, but from one that cannot be had."""
+    """No tenant goes to a larger rung before the last change is ``cooldown_ns`` ago, but from a barred one."""
     changes = [t for t in (asked.seen.last_down_ns, asked.seen.last_up_ns) if t is not None]
     since_ns = asked.seen.now_ns - max(changes, default=-policy.cooldown_ns)
     before = asked.seen.tenants
@@ -250,8 +250,8 @@ DECISION_RULES: tuple[Callable[[Asked, Ladder, Molt], str | None], ...] = (
 
 
 def no_switch_without_cause(world: BareWorld) -> str | None:
-    """Who went up goes down again only after the budget fell below that, somebody came, a switch or a load failed, or a
-    release kept something back."""
+    """A tenant that went up goes down again only after the budget fell below that, another came, a switch or a load
+    failed, or a release kept something back."""
     risen_at: dict[str, int] = {}
     for asked in world.asked:
         budget = asked.seen.budget_bytes

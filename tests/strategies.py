@@ -207,7 +207,7 @@ def worlds(draw: st.DrawFn) -> ResolvedScenario:
 def untied(on: ResolvedScenario) -> ResolvedScenario:
     """The same scenario a few nanoseconds off, so that nothing from outside happens exactly when a step ends.
 
-    Which of two things comes first that happen in the same nanosecond is nobody's rule.
+    Which of two things comes first that happen in the same nanosecond is not ruled.
     """
     return replace(
         on,
@@ -246,7 +246,7 @@ budget_choices = st.builds(
         (64 << 20, 40 << 20, 24 << 20, 14 << 20, 10 << 20, 6 << 20, 3 << 20, 1 << 20, 1 << 16, 1)
     ),
 )
-"""Budgets at the edges of what is used, what is reserved, what everybody needs on the smallest rung, and anywhere."""
+"""Budgets at the edges of what is used, what is reserved, what all need on the smallest rung, and anywhere."""
 
 molt_policies = st.builds(
     Molt,

@@ -22,7 +22,7 @@ SILENCE_S = 300.0
 """How long an answer may be silent: it is deferred or parked while memory is short."""
 
 TEMPERATURE, TOP_P = 0.8, 0.95
-PLAIN = "plain"
+PLAIN_CHAT = "plain"
 """The server's name for the chat format of a model that does not chat."""
 
 LEVERS = frozenset(
@@ -111,7 +111,7 @@ class Client:
         """What the server serves."""
         props = self.get("/props")
         sizes = {rung["name"]: int(rung["resident_bytes"]) for rung in props["rungs"]}
-        return Served(props["model_alias"], sizes, props["chat_format"] != PLAIN)
+        return Served(props["model_alias"], sizes, props["chat_format"] != PLAIN_CHAT)
 
     def answer(
         self,

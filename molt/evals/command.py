@@ -26,7 +26,7 @@ from molt.evals.handoff import check_gates, handoff
 from molt.evals.residuals import residuals
 from molt.evals.result import Gate, Table, to_json, write
 from molt.evals.setup import JudgedText, LoadedLadder, Settings, TableSetup
-from molt.evals.switch_cost import CONTEXT_MAX, CONTEXT_MIN, REPEATS, switch_cost
+from molt.evals.switch_cost import CONTEXT_MAX, CONTEXT_TOKENS_MIN, REPEATS, switch_cost
 from molt.formats.new_file import check_new_file, unused
 from molt.kv.transplant import Islands
 
@@ -61,7 +61,7 @@ Between = Annotated[int, typer.Option(min=0, help="Tokens prefilled between two 
 Longest = Annotated[
     int,
     typer.Option(
-        min=CONTEXT_MIN, help="Longest context in tokens; less where the rungs have fewer positions."
+        min=CONTEXT_TOKENS_MIN, help="Longest context in tokens; less where the rungs have fewer positions."
     ),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Timings for each length.")]

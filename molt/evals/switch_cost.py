@@ -27,7 +27,7 @@ from molt.kv.loaded_rung import CHUNK_TOKENS, LoadedRung
 from molt.kv.transplant import Islands, carry, transplant
 from molt.models.flops import prefill_flops
 
-CONTEXT_MIN, CONTEXT_MAX = 64, 4_096
+CONTEXT_TOKENS_MIN, CONTEXT_MAX = 64, 4_096
 SPARE = 64
 """Cells that the new cache has room for beyond the context: an answer goes on."""
 
@@ -43,7 +43,7 @@ SECONDS_MAX = 20.0
 def contexts(positions: int, longest: int = CONTEXT_MAX) -> list[int]:
     """Doubling lengths that fit, and the longest that does where that is no doubling."""
     most = min(longest, positions - SPARE)
-    doubling, length = [], CONTEXT_MIN
+    doubling, length = [], CONTEXT_TOKENS_MIN
     while length <= most:
         doubling.append(length)
         length *= 2

@@ -54,7 +54,7 @@ _PLAIN_TYPES = frozenset({int, str, float, bool, type(None)})
 _ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
-PARTS_MAX = 10_000
+RECORD_PARTS_MAX = 10_000
 """Parts of a rotated log that are read as one."""
 
 FILE_NAME = "events.jsonl"
@@ -181,8 +181,10 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise LogError(f"{path}: line 1: part: not a number from 1 on")
     age = int(path.suffix[1:]) if path.suffix[1:].isdecimal() else 0
     name = path.stem if age else path.name
-    earlier = [path.with_name(f"{name}.{age + part - number}") for number in range(1, min(part, PARTS_MAX))]
-    if part > PARTS_MAX or not all(one.is_file() for one in earlier):
+    earlier = [
+        path.with_name(f"{name}.{age + part - number}") for number in range(1, min(part, RECORD_PARTS_MAX))
+    ]
+    if part > RECORD_PARTS_MAX or not all(one.is_file() for one in earlier):
         raise LogError(
             f"{path}: part {part} of a rotated log, which can be read from part 1 on only; not every part before "
             f"it is there as {path.with_name(name)}.N"

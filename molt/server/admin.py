@@ -30,7 +30,7 @@ FOLLOWERS = "molt.followers"
 """The group of entry points with the followers."""
 
 FOLLOW_S = 0.05
-REPORTS_MAX = 5
+MEMORY_REPORTS_MAX = 5
 """Different mistakes of a follower that are reported on stderr."""
 
 DEAD_BAND = 64
@@ -127,7 +127,7 @@ class Budgeting:
         except OSError:
             pass  # a file that is gone for a moment: read again next time
         except Exception as error:  # it may be a plug-in's; the last budget stays in force
-            if (said := said_by(error)) not in reported and len(reported) < REPORTS_MAX:
+            if (said := said_by(error)) not in reported and len(reported) < MEMORY_REPORTS_MAX:
                 reported.add(said)
                 with contextlib.suppress(OSError, ValueError):  # stderr is closed
                     print(

@@ -28,7 +28,7 @@ from molt.server.http_protocol import bounded
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AT_ONCE_S = 0.5
-CONNECT_S = 1.0
+PROBE_S = 1.0
 """How long another server may take to accept, or to make its own socket."""
 
 BACKLOG = 128
@@ -185,7 +185,7 @@ def _alone_in(folder: Path) -> Generator[None, None, None]:
     """Two servers that start at once look for and make their sockets in a folder one after the other."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        until_s = time.monotonic() + CONNECT_S
+        until_s = time.monotonic() + PROBE_S
         while time.monotonic() < until_s:  # not for ever: others may lock the folder, too
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -205,7 +205,7 @@ def _mode(path: Path) -> int:
 
 def _check_unused(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-        other.settimeout(CONNECT_S)
+        other.settimeout(PROBE_S)
         try:
             other.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):

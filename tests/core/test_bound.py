@@ -26,16 +26,16 @@ from tests.worst import excess, unkilled
 
 @dataclass(frozen=True, slots=True)
 class Clinging:
-    """Runs on the smallest rung, parks when pressed, and never lets go of the last 32 cells of anybody."""
+    """Runs on the smallest rung, parks when pressed, and never lets go of the last 32 cells of any tenant."""
 
     name: ClassVar[str] = "clinging"
     promises: ClassVar[frozenset[str]] = frozenset({"bounded_overshoot"})
     floor_cells: ClassVar[int] = 32
 
     def decide(self, view: View) -> Plan:
-        """Everybody runs if that fits, else everybody keeps what it must."""
-        everybody = [t for t in view.state.tenants.values() if t.cache_rung is not None] or view.waiting()
-        running = others_wait(view, {t.name: Run(view.ladder.bottom.name) for t in everybody})
+        """All run if that fits, else each keeps what it must."""
+        tenants = [t for t in view.state.tenants.values() if t.cache_rung is not None] or view.waiting()
+        running = others_wait(view, {t.name: Run(view.ladder.bottom.name) for t in tenants})
         if view.fits(running):
             return running
         return others_wait(view, {t.name: Rest(min(t.cells, self.floor_cells)) for t in view.admitted()})

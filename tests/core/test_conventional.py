@@ -20,7 +20,7 @@ ALONE = {rung.name: rung.resident_bytes + rung.kv_bytes(ROOM) for rung in LADDER
 
 @pytest.mark.parametrize(("policy", "rung"), [(Hold(), "tier0"), (AlwaysSmall(), "tier2")])
 def test_two_know_one_rung(policy: Policy, rung: str) -> None:
-    """Newcomers on it while they fit; whoever is there stays, and so does what is loaded."""
+    """Newcomers on it while they fit; tenants that are there stay, and so does what is loaded."""
     for budget, expected in ((ALONE[rung], rung), (ALONE[rung] - 1, "Wait")):
         assert rungs(policy.decide(view(budget, tenant("a")))) == {"a": expected}
     pressed = policy.decide(view(1, tenant("a", rung), resident=f"{rung} tier1"))
@@ -86,7 +86,7 @@ def test_restart_lets_as_many_run_as_fit_the_best_protected_first() -> None:
 
 
 def test_restart_comes_back_and_begins_where_it_can() -> None:
-    """Who stands still may come back on any rung; so begins whoever comes, and others while there is room."""
+    """A tenant that stands still may come back on any rung; newcomers may begin on any while there is room."""
     resting = parked("a", "tier2", cells=0)
     for budget, rung in ((400 * MIB, "tier0"), (ALONE["tier0"] - 1, "tier1"), (ALONE["tier2"], "tier2")):
         assert rungs(Restart().decide(view(budget, resting))) == {"a": rung}

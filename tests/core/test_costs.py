@@ -30,7 +30,7 @@ MEASURED = RouteCosts(
         (100, 0, 0.4),
         (100, 50, 0.2),
         (100, 25, 0.3),
-        (100, 75, 0.1),  # half of the way from the last measured point to a full re-read
+        (100, 75, 0.1),  # half of the way from the last measured point to a full prefill
         (100, 100, 0.0),
         (50, 0, 0.4),  # shorter than what was measured
         (900, 0, 0.6),
@@ -54,7 +54,7 @@ def test_reading_more_natively_is_never_expected_to_be_worse(cells: int, native:
 
 @given(st.integers(1, 1500), st.integers(0, 1500))
 def test_the_dial_goes_from_the_map_to_a_reread(cells: int, native: int) -> None:
-    """What is not read natively goes through the map, and what is read attends to all of that."""
+    """What is not prefilled natively goes through the map, and what is prefilled attends to all of that."""
     native = min(native, cells)
     map_, read = COSTS.routes["tier0->tier1"].switch, COSTS.rungs["tier1"].read
     mapped = cells - native

@@ -1,4 +1,4 @@
-"""The schedule of healing: how many tokens each step re-reads, and when everything is exact."""
+"""The schedule of healing: how many cells each step heals, and when everything is exact."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_healing_pauses_while_a_larger_rung_is_brought_in() -> None:
     slow = {**COSTS.rungs, "tier0": replace(COSTS.rungs["tier0"], load_ns=4 * S)}
     ran = simulate(Molt(), on, costs=replace(COSTS, rungs=slow))
     assert not ran.violations
-    told = [(r["type"], r.get("rung", r.get("tokens"))) for r in ran.of("Heal", "Load", "Promote")]
-    paused = told.index(("Heal", 0))
-    assert ("Heal", 8) in told[:paused]
-    assert told[paused + 1] == ("Load", "tier0")
+    asked = [(r["type"], r.get("rung", r.get("tokens"))) for r in ran.of("Heal", "Load", "Promote")]
+    paused = asked.index(("Heal", 0))
+    assert ("Heal", 8) in asked[:paused]
+    assert asked[paused + 1] == ("Load", "tier0")

@@ -71,7 +71,7 @@ BROKEN = {
 USAGE, PEAK = (usage_bytes(state(loading=frozenset(rungs)), LADDER) for rungs in ((), ("tier0",)))
 JUST_FINE = {
     "all is well": FINE,
-    "nobody is there": State(),
+    "no tenant is there": State(),
     "on disk": tenant(phase=Phase.PARKED, target=None, spilled=True, capacity=0),
     "as much as may be": state(budget_bytes=USAGE),
     "nothing under way": state(budget_bytes=PEAK),

@@ -1,8 +1,8 @@
 """One rule machine over two worlds: whatever happens, in whatever order, what must hold does.
 
 ``CalmMachine`` drives the bare world through everything a scheduler must expect, and in the end has the simulator live
-through the same, which must tell the same story. ``FaultyMachine`` adds what goes wrong: loads and switches that fail,
-slow loads, releases that keep a part, signals that are late, lost or doubled, a clock that jumps.
+through the same, which must write the same facts and decisions. ``FaultyMachine`` adds what goes wrong: loads and
+switches that fail, slow loads, releases that keep a part, signals that are late, lost or doubled, a clock that jumps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from molt.policies.molt import Molt
 from molt.policies.restart import Restart
 from molt.worlds.checkers import disagreements
 from tests import rules, small
-from tests.bare import BareWorld, Faults, arrival, told_by, told_by_simulator
+from tests.bare import BareWorld, Faults, arrival, reported_by, reported_by_simulator
 from tests.small import COSTS, LADDER, MIB, MS, S
 from tests.strategies import BudgetChoice, Newcomer, budget_choices, molt_policies, newcomers
 
@@ -191,8 +191,8 @@ class CalmMachine(RuleBasedStateMachine):
         on = small.scenario(self.budgets, self.tenants, horizon_ns=horizon_ns, kill_after_ns=10**15)
         ran = small.simulate(self.policy, on)
         assert ran.violations == []
-        told = told_by_simulator(ran.records), told_by(self.world, horizon_ns)
-        for simulated, bare in zip(*told, strict=True):
+        both = reported_by_simulator(ran.records), reported_by(self.world, horizon_ns)
+        for simulated, bare in zip(*both, strict=True):
             assert simulated == bare
         samples = [(r["at_ns"], r["usage_bytes"], r["budget_bytes"]) for r in ran.of("memory") if r["round"]]
         for simulated, bare in zip(samples, self.world.samples, strict=True):
@@ -240,7 +240,7 @@ class CalmMachine(RuleBasedStateMachine):
         return max(1, anchors[choice.anchor] + choice.offset_bytes)
 
     def _squeeze(self) -> None:
-        """Somebody runs on the largest rung; then there is room for the next smaller one, and the way there."""
+        """A tenant runs on the largest rung; then there is room for the next smaller one, and the switch to it."""
         if not self.world.caches:
             self._arrive(Newcomer(TenantKind.FOREGROUND, 300, 120), self._at(0))
         self._post_budget(self._at(0), PLENTY)
@@ -302,9 +302,11 @@ class FaultyMachine(CalmMachine):
     def releases_keep(self, share: float) -> None:
         self.world.faults.withheld_share = share
 
-    @rule(choice=budget_choices, told=st.sampled_from(((), (300 * MS,), (2 * S,), (0, 0), (0, 500 * MS))))
-    def signal_goes_wrong(self, choice: BudgetChoice, told: tuple[int, ...]) -> None:
-        self.world.post_budget(self._at(0), self._bytes(choice), told)
+    @rule(
+        choice=budget_choices, delays_ns=st.sampled_from(((), (300 * MS,), (2 * S,), (0, 0), (0, 500 * MS)))
+    )
+    def signal_goes_wrong(self, choice: BudgetChoice, delays_ns: tuple[int, ...]) -> None:
+        self.world.post_budget(self._at(0), self._bytes(choice), delays_ns)
 
     @rule(ns=st.sampled_from((S, 3600 * S)))
     def clock_jumps(self, ns: int) -> None:

@@ -139,7 +139,7 @@ def test_a_person_is_let_in_beside_whom_there_is_room_for() -> None:
 
 
 def test_the_first_who_can_run_at_all_begins() -> None:
-    """Nobody has begun: whoever fits on the smallest rung begins, and on the largest that fits."""
+    """No tenant has begun: the first that fits on the smallest rung begins, and on the largest that fits."""
     newcomers = [tenant("a", prompt_tokens=2000), tenant("b"), tenant("c")]
     enough = BOTTOM.resident_bytes + BOTTOM.kv_bytes(ROOM)
     for budget, rung in (

@@ -9,8 +9,8 @@ from tests.bare import BareWorld, arrival
 from tests.small import COSTS, LADDER, MIB, MS, S
 
 
-def test_nobody_is_parked_for_a_person_who_waits_all_the_same() -> None:
-    """Two run; a person comes who does not fit beside the first. Both go on, since parking the batch job helps nobody
+def test_no_tenant_is_parked_for_a_person_who_waits_all_the_same() -> None:
+    """Two run; a person comes who does not fit beside the first. Both go on, since parking the batch job helps no one
     until the first is done; then the person is let in, and the batch job waits."""
     budget = round((LADDER.bottom.resident_bytes + LADDER.bottom.kv_bytes(599 + 499)) / 0.94)
     tenants = [
@@ -26,9 +26,9 @@ def test_nobody_is_parked_for_a_person_who_waits_all_the_same() -> None:
     assert let_in["at_ns"] == done["at_ns"]
 
 
-def test_a_switch_at_work_is_given_up_before_anybody_grows() -> None:
-    """Regression: the budget fell during the switch of a person's cache, and all had to read again. Of two caches that
-    need more room for that, the one that came first got it while the transient of the switch was still held."""
+def test_a_switch_at_work_is_given_up_before_any_cache_grows() -> None:
+    """Regression: the budget fell during the switch of a person's cache, and all had to prefill again. Of two caches
+    that need more room for that, the one that came first got it while the transient of the switch was still held."""
     world = BareWorld(make_policy("molt", {}), LADDER, COSTS)
     world.post_budget(0, 60 * MIB)
     for tenant in (

@@ -67,7 +67,7 @@ def test_same_world_same_log(policy: Policy, on) -> None:  # type: ignore[no-unt
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_without_pressure_every_answer_is_complete(policy: Policy) -> None:
-    """With room for everybody, nobody is deferred, moved or parked, and all get their tokens."""
+    """With room for all, no tenant is deferred, switched or parked, and all get their tokens."""
     tenants = [small.tenant("chat"), small.tenant("digest", BATCH, arrives_ns=S, max_tokens=60)]
     ran = small.simulate(policy, small.scenario([(0, 100 * MIB)], tenants))
     assert ran.tokens("chat") == 100
@@ -156,7 +156,7 @@ def test_molt_goes_on_answering_while_the_larger_rung_comes_in() -> None:
 @pytest.mark.parametrize(("params", "last"), [({}, "Spill"), ({"spill_within": "0s"}, "Shed")])
 def test_molt_pulls_every_lever_in_order_and_climbs_back(params: dict[str, str], last: str) -> None:
     """Down: demote, demote, park, then the disk or what is left without one; then up again to the top rung, and
-    everybody gets an answer."""
+    every tenant gets an answer."""
     budgets = [
         (0, 60 * MIB),
         (6 * S, 24 * MIB),
@@ -226,7 +226,7 @@ def test_two_switches_never_hold_their_transients_together() -> None:
 
 @pytest.mark.parametrize("name", ["molt", "restart"])
 def test_a_budget_that_returns_to_just_enough_is_enough(name: str) -> None:
-    """Nobody stays parked for want of a margin: what sufficed before the dip suffices after it."""
+    """No tenant stays parked for want of a margin: what sufficed before the dip suffices after it."""
     enough = room_for(200, 300) * 102 // 100
     budgets = [(0, enough), (5 * S, MIB), (6 * S, enough)]
     ran = small.simulate(make_policy(name, {}), small.scenario(budgets, [small.tenant(max_tokens=300)]))

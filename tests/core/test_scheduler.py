@@ -17,13 +17,13 @@ from tests.small import COSTS, LADDER, MIB, S
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Plans what it is told to, and counts how often it is asked."""
+class Fixed:
+    """Returns one plan, and counts how often it is asked."""
 
     plan: Plan
     asked: list[View] = field(default_factory=list)
 
-    name: ClassVar[str] = "told"
+    name: ClassVar[str] = "fixed"
     promises: ClassVar[frozenset[str]] = frozenset()
     floor_cells: ClassVar[int] = 0
 
@@ -32,9 +32,9 @@ class Told:
         return self.plan
 
 
-def scheduler(plan: Plan) -> tuple[Scheduler, Told]:
+def scheduler(plan: Plan) -> tuple[Scheduler, Fixed]:
     """One tenant has come under a budget of 60 MiB, ten seconds after the start."""
-    policy = Told(plan)
+    policy = Fixed(plan)
     made = Scheduler(LADDER, COSTS, policy)
     made.handle(e.BudgetChanged(at_ns=10 * S, budget_bytes=60 * MIB))
     arrival = {"tenant": "a", "tenant_kind": TenantKind.BATCH, "prompt_tokens": 20, "max_tokens": 10}

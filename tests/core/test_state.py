@@ -241,7 +241,7 @@ def test_a_failed_switch_reads_again() -> None:
 
 def test_facts_about_strangers_change_nothing() -> None:
     state = running()
-    later = after_event(state, e.TokensProduced(at_ns=5, tenant="nobody", rung="tier0", count=3))
+    later = after_event(state, e.TokensProduced(at_ns=5, tenant="unknown", rung="tier0", count=3))
     assert replace(later, now_ns=state.now_ns) == state
 
 
@@ -346,7 +346,7 @@ def test_the_longest_step_is_a_slice_of_prefill_or_a_token() -> None:
 @pytest.mark.parametrize(
     ("plan", "rule", "word"),
     [
-        (Plan({"nobody": Wait()}), "names_are_known", "nobody"),
+        (Plan({"unknown": Wait()}), "names_are_known", "unknown"),
         (Plan({"chat": Run("tier9")}), "names_are_known", "tier9"),
         (Plan({}, keep=frozenset({"tier9"})), "names_are_known", "tier9"),
         (Plan({"chat": Wait()}), "admitted_stay_admitted", "chat"),

@@ -44,5 +44,5 @@ def peak(plan: Plan, *tenants: Tenant, resident: str = "") -> int:
 
 
 def rungs(plan: Plan) -> dict[str, str]:
-    """The rung on which everybody is to run, or what else each is to do."""
+    """The rung on which all are to run, or what else each is to do."""
     return {name: p.rung if isinstance(p, Run) else type(p).__name__ for name, p in plan.placements.items()}

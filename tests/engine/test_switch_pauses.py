@@ -38,15 +38,15 @@ def engine(spec: LadderSpec) -> RealEngine:  # noqa: F811
     return made
 
 
-def cross(engine: Engine, dest: str = "small") -> None:
+def switch(engine: Engine, dest: str = "small") -> None:
     engine.switch("tenant", Destination(dest, RouteKind.PROJECT, POSITIONS, NATIVE), AT_ONCE)
 
 
 def parts(engine: Engine, dest: str = "small") -> int:
-    """Cross; how many calls that took."""
+    """Switch; how many calls that took."""
     for count in range(1, 1000):
         try:
-            cross(engine, dest)
+            switch(engine, dest)
         except Unfinished:
             continue
         return count
@@ -80,7 +80,7 @@ def test_an_abandoned_switch_leaves_the_answer_as_it_was(
     start(left_alone, request())
     left_alone.decode("tenant", 3)
     with pytest.raises(Unfinished):
-        cross(engine)
+        switch(engine)
     CHANGES[change](engine)
     engine.grow("tenant", POSITIONS)
     assert engine.decode("tenant", 99) == left_alone.decode("tenant", 99)
@@ -102,7 +102,7 @@ def test_an_abandoned_switch_holds_on_to_nothing(
     """``release`` asserts that nothing refers to the weights any more."""
     for _ in range(done):
         with pytest.raises(Unfinished):
-            cross(engine)
+            switch(engine)
     gc.disable()
     try:
         leave(engine)
@@ -111,11 +111,11 @@ def test_an_abandoned_switch_holds_on_to_nothing(
         gc.enable()
 
 
-def test_another_way_begins_anew(engine: RealEngine, spec: LadderSpec) -> None:  # noqa: F811
-    """What had been done on the way to one rung is of no use on the way to another."""
+def test_another_destination_begins_anew(engine: RealEngine, spec: LadderSpec) -> None:  # noqa: F811
+    """What had been done of a switch to one rung is of no use for a switch to another."""
     for _ in range(3):
         with pytest.raises(Unfinished):
-            cross(engine)
+            switch(engine)
     assert parts(engine, "twin") > 5
     whole = with_every_rung(spec)
     start(whole, request())

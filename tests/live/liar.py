@@ -11,7 +11,7 @@ from molt.live.messages import CALLS, REPLIES, Pipe, Reply
 
 
 def main(how: str) -> None:
-    """Greet, and then answer the first call as told; or not even that."""
+    """Greet, and then answer the first call as ``how`` says; or not even that."""
     pipe = Pipe(0, 1)
     if how == "does not greet":
         time.sleep(600)
@@ -49,7 +49,7 @@ def main(how: str) -> None:
             os.write(1, len(body).to_bytes(4, "little") + body)
         case "fails in its own way":
             pipe.send(REPLIES, Reply(number, failure="InputError", reason="no such rung"))
-        case "answers for somebody else":
+        case "answers for another":
             pipe.send(REPLIES, Reply(number, decoded=Decoded(1, (1,), ("a",), None)))
     time.sleep(600)
 

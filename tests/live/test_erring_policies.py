@@ -50,7 +50,7 @@ def test_the_world_goes_on(begin_s: int, end_s: int, capsys: pytest.CaptureFixtu
     last = [r for r in lived.records if r["kind"] == "memory" and r["round"] and 5 * S < r["at_ns"] < 8 * S]
     assert all(r["usage_bytes"] <= r["budget_bytes"] for r in last)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, "each mistake is told once"
+    assert len(lines) == 1, "each mistake is reported once"
     assert lines[0].startswith("molt: policy 'erring' at ")
     assert f"({__file__}:" in lines[0]
     finished = [r for r in lived.records if r.get("type") == "TenantFinished"]

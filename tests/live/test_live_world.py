@@ -1,4 +1,4 @@
-"""The live world over a clock that only work moves: it tells the simulator's story, whatever goes wrong."""
+"""The live world over a clock that only work moves: it decides as the simulator does, whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from molt.jobs.scenario import ResolvedScenario
 from molt.live.live_world import Decided, MemorySample
 from molt.live.paced import Paced
 from tests import small
-from tests.bare import told_by_simulator
+from tests.bare import reported_by_simulator
 from tests.live import stage
 from tests.small import LADDER, MIB, MS, S
 from tests.strategies import untied, worlds
@@ -43,17 +43,19 @@ def _rounds(records: list[dict[str, object]]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=12)
 @given(on=worlds().map(untied))
-def test_it_tells_the_simulators_story(name: str, on: ResolvedScenario) -> None:
+def test_facts_and_decisions_are_the_simulators(name: str, on: ResolvedScenario) -> None:
     """Facts, decisions, their times, and memory after every round are the simulator's, if work takes what it costs."""
     on = dataclasses.replace(on, kill_after_ns=on.horizon_ns)
     policy = make_policy(name, POLICIES[name])
     ran = small.simulate(policy, on)
     lived = stage.play(policy, on, LADDER, small.COSTS)
-    simulated, told = told_by_simulator(ran.records), told_by_simulator(lived.records)
-    if simulated and simulated[-1]["type"] == "PromptRead":  # told by the simulator when all of it is done
+    simulated, live = reported_by_simulator(ran.records), reported_by_simulator(lived.records)
+    if (
+        simulated and simulated[-1]["type"] == "PromptRead"
+    ):  # reported by the simulator when all of it is done
         simulated = simulated[:-1]
-    assert told[: len(simulated)] == simulated
-    assert {line["type"] for line in told[len(simulated) :]} <= {"PromptRead"}
+    assert live[: len(simulated)] == simulated
+    assert {line["type"] for line in live[len(simulated) :]} <= {"PromptRead"}
     assert _rounds(lived.records) == _rounds(ran.records)
     assert lived.violations == ran.violations
 
@@ -73,7 +75,7 @@ def test_its_log_decides_again_as_it_did(
 
 
 def test_a_change_of_the_budget_counts_from_when_it_was_made() -> None:
-    """Its record of memory is in between those before and after, although it was heard of at the next boundary."""
+    """Its record of memory is in between those before and after, although it was read at the next boundary."""
     on = small.scenario(
         [(0, 60 * MIB), (4 * S + 1, 20 * MIB)], [small.tenant(max_tokens=300)], horizon_ns=20 * S
     )
@@ -139,7 +141,7 @@ class Faulty(Paced):
     def switch(self, tenant: str, way: Destination, within_ns: int | None = None) -> e.Handoff | None:
         self._may_die("switch")
         if self._fails("switches"):
-            raise SwitchError("it does not cross")
+            raise SwitchError("it cannot be carried")
         return super().switch(tenant, way, within_ns)
 
     def park(self, tenant: str) -> int:
@@ -220,7 +222,7 @@ def test_everything_happens_on_a_rough_day() -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "told"),
+    ("faults", "fact"),
     [
         ({"loads": 1}, "LoadFailed"),
         ({"switches": 1}, "SwitchFailed"),
@@ -229,10 +231,10 @@ def test_everything_happens_on_a_rough_day() -> None:
     ],
     ids=["load", "switch", "spill", "restore"],
 )
-def test_a_failure_costs_time_and_no_token(faults: dict[str, object], told: str) -> None:
+def test_a_failure_costs_time_and_no_token(faults: dict[str, object], fact: str) -> None:
     """Loads, switches and disks fail; every answer is complete all the same, and belief stays truth."""
     lived = _rough(**faults)
-    assert told in _types(lived)
+    assert fact in _types(lived)
     assert lived.violations == []
     assert _tokens_of_last_attempts(lived) == {"chat": 150, "late": 60}
 
@@ -250,7 +252,7 @@ def test_a_failure_costs_time_and_no_token(faults: dict[str, object], told: str)
     ids=lambda at: f"{at[0]} {at[1]}",
 )
 def test_a_death_anywhere_is_a_fact_and_answers_begin_anew(dies_at: tuple[str, int]) -> None:
-    """In whatever call the engine dies, it is told once, everything begins again, and all answers are complete."""
+    """In whatever call the engine dies, it is reported once, everything begins again, and all answers are complete."""
     lived = _rough(dies_at=dies_at)
     deaths = [r for r in lived.records if r["kind"] == "engine"]
     assert [(r["what"], r["status"]) for r in deaths] == [("ended", -9)]
@@ -269,8 +271,8 @@ def test_a_death_anywhere_is_a_fact_and_answers_begin_anew(dies_at: tuple[str, i
     }
 
 
-def test_whom_every_engine_fails_at_is_given_up() -> None:
-    """After three of them; before that it begins anew like everybody, and the others come through."""
+def test_a_tenant_that_every_engine_fails_at_is_given_up() -> None:
+    """After three of them; before that it begins anew like all others, and the others come through."""
     lived = _rough(poison="chat")
     engines = [r for r in lived.records if r["kind"] == "engine"]
     assert [r["what"] for r in engines] == ["ended", "ended", "ended", "gave up"]
@@ -309,8 +311,8 @@ def test_who_leaves_frees_its_memory_at_the_next_boundary() -> None:
 # --- a thread of its own ---
 
 
-def test_listener_and_log_tell_the_same(tmp_path: Path) -> None:
-    """Every fact, every decision with its number, and every sample of memory is heard, with the readings beside it."""
+def test_records_reported_and_logged_are_the_same(tmp_path: Path) -> None:
+    """Every fact, every decision with its number, and every sample of memory is reported, with its readings."""
     ladder, costs = LADDER, small.COSTS
     engine = Paced(ladder, costs, lambda ns: None)
     with stage.living(

@@ -27,7 +27,7 @@ SPEC = resolve("pico")
 COSTS = load_profile("pico", SPEC.ladder)
 PLENTY, LITTLE = 60 * MIB, 15 * MIB
 COOL = {"cooldown": "0s"}
-"""No cool-down: up and down as fast as it is told."""
+"""No cool-down: up and down as fast as the budget."""
 LENGTH = 96
 PROMPT = (7, 45, 112, 260, 98, 11, 300, 42, 17, 204)
 
@@ -48,7 +48,7 @@ def ask(life: Life, tenant: str, prompt: tuple[int, ...] = PROMPT, length: int =
 
 
 def at_rest(life: Life) -> bool:
-    """Nobody has a cache, and nothing is under way."""
+    """No tenant has a cache, and nothing is under way."""
     parts = life.of(MemorySample)[-1].parts
     return not parts["kv"] and not parts["transient"]
 
@@ -72,10 +72,10 @@ def test_a_cut_in_the_middle_of_an_answer_loses_no_token(tmp_path: Path) -> None
     calm, cut = life.pieces("calm"), life.pieces("cut")
     assert {rung for rung, _ in calm} == {"tier0"}
     rungs = [rung for rung, _ in cut]
-    seam = rungs.index("tier1")
-    assert seam >= 12
-    assert rungs == ["tier0"] * seam + ["tier1"] * (LENGTH - seam)
-    assert cut[:seam] == calm[:seam]
+    switched = rungs.index("tier1")
+    assert switched >= 12
+    assert rungs == ["tier0"] * switched + ["tier1"] * (LENGTH - switched)
+    assert cut[:switched] == calm[:switched]
     switches = life.of(e.Switched)
     assert [(one.source, one.dest) for one in switches if one.tenant == "cut"] == [("tier0", "tier1")]
     again = [piece for _, piece in life.pieces("killed", 2)]
@@ -120,9 +120,9 @@ def test_who_leaves_in_the_middle_frees_its_memory(tmp_path: Path) -> None:
         life.until(finished("stays"))
         life.until(at_rest)
     for tenant, work in (("reads", e.PromptRead), ("decodes", e.TokensProduced)):
-        told = [type(one) for one in life.observed if getattr(one, "tenant", None) == tenant]
-        assert told[-1] is e.TenantCancelled
-        assert work in told
+        kinds = [type(one) for one in life.observed if getattr(one, "tenant", None) == tenant]
+        assert kinds[-1] is e.TenantCancelled
+        assert work in kinds
     read = sum(one.tokens for one in life.of(e.PromptRead) if one.tenant == "reads")
     assert read < len(long) - 1
     assert len(life.pieces("stays")) == LENGTH
@@ -164,12 +164,12 @@ def test_two_hundred_cuts_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 def _has_come_to(budget_bytes: int) -> Callable[[Life], bool]:
-    """The world has heard of a budget, nothing is on its way any more, and somebody is answered."""
+    """The world has read a budget, nothing is under way any more, and tokens are produced."""
 
     def condition(life: Life) -> bool:
-        told, samples = life.of(e.BudgetChanged)[-1:], life.of(MemorySample)[-1:]
-        heard = any(one.budget_bytes == budget_bytes for one in told)
+        changes, samples = life.of(e.BudgetChanged)[-1:], life.of(MemorySample)[-1:]
+        read = any(one.budget_bytes == budget_bytes for one in changes)
         answers = isinstance(life.observed[-1], e.TokensProduced)
-        return heard and answers and not any(one.parts["transient"] for one in samples)
+        return read and answers and not any(one.parts["transient"] for one in samples)
 
     return condition

@@ -168,10 +168,10 @@ QUICK = Timeouts(start_s=GENEROUS_S, call_s=0.5)
         ("answers with words", "its answer to load is none: .*is_done.*: killed for it"),
         ("counts below nothing", "its answer to load is none: .*held_bytes.*: killed for it"),
         ("fails in its own way", "it answered load with InputError: no such rung: killed for it"),
-        ("answers for somebody else", "its answer to load lacks the result: killed for it"),
+        ("answers for another", "its answer to load lacks the result: killed for it"),
     ],
 )
-def test_whoever_does_not_keep_to_the_protocol_counts_as_dead(how: str, reason: str) -> None:
+def test_a_child_that_does_not_keep_to_the_protocol_counts_as_dead(how: str, reason: str) -> None:
     """It is killed, the call says why, and so does every other until ``kill``; then it can be started again."""
     engine = liar(how, QUICK)
     try:
@@ -186,7 +186,7 @@ def test_whoever_does_not_keep_to_the_protocol_counts_as_dead(how: str, reason: 
                 engine.check()
         with pytest.raises(EngineDied):
             engine.release("tier2")
-        engine.finish("nobody")
+        engine.finish("unknown")
         engine.kill()
         engine.start()
         assert engine.pid != pid
@@ -194,18 +194,18 @@ def test_whoever_does_not_keep_to_the_protocol_counts_as_dead(how: str, reason: 
         engine.kill()
 
 
-def test_a_death_says_whether_the_engine_failed_at_somebody(engine: RemoteEngine) -> None:
+def test_a_death_says_whether_the_engine_failed_at_a_tenant(engine: RemoteEngine) -> None:
     """It has, when it ends by itself during a call that is about a tenant; not, when it is killed."""
     engine.start()
     with pytest.raises(EngineDied, match="it ended during decode: exit status 1") as failed:
-        engine.decode("nobody it knows", 1)
-    assert (failed.value.status, failed.value.tenant) == (1, "nobody it knows")
+        engine.decode("unknown", 1)
+    assert (failed.value.status, failed.value.tenant) == (1, "unknown")
     engine.kill()
     engine.start()
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
     with pytest.raises(EngineDied, match="killed by SIGKILL") as killed:
-        engine.decode("somebody", 1)
+        engine.decode("chat", 1)
     assert (killed.value.status, killed.value.tenant) == (-signal.SIGKILL, None)
 
 
@@ -236,7 +236,7 @@ def test_who_does_not_come_up_is_told() -> None:
 def test_what_cannot_be_started_is_bad_input(
     spec: ChildSpec, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line, from the child to whoever runs the world; nothing is left."""
+    """One line, from the child to the user; nothing is left."""
     monkeypatch.setenv("MOLT_CACHE", str(tmp_path))
     engine = RemoteEngine(spec)
     with pytest.raises(InputError, match=reason):
@@ -256,7 +256,7 @@ def test_weights_that_cannot_be_used_are_a_load_that_fails() -> None:
     assert (reply.failure, reply.reason, reply.held_bytes) == ("LoadError", "weights: truncated", 0)
 
 
-def test_a_full_pipe_keeps_nobody_waiting() -> None:
+def test_a_full_pipe_keeps_no_caller_waiting() -> None:
     """A child that takes nothing in is dead in time, however much there is to say."""
     engine = RemoteEngine(ChildSpec("pico", EngineKind.MODELLED), QUICK)
     try:
@@ -270,7 +270,7 @@ def test_a_full_pipe_keeps_nobody_waiting() -> None:
 
 
 def test_there_may_be_a_hurry(engine: RemoteEngine) -> None:
-    """Whoever cannot wait any longer says so, and the call under way ends."""
+    """A caller that cannot wait any longer says so, and the call under way ends."""
     engine.start()
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGSTOP)
@@ -294,7 +294,7 @@ def test_it_enters_its_group_before_anything_else(tmp_path: Path) -> None:
 
 @LINUX
 def test_its_environment_gives_memory_back(engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """malloc and OpenMP are told how to behave, unless the user has told them already."""
+    """malloc and OpenMP are configured, unless the user has configured them already."""
     monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     engine.start()
@@ -368,8 +368,8 @@ def test_a_killed_engine_is_a_fact_and_answers_begin_anew(tmp_path: Path) -> Non
     check_that_all_was_told(life)
 
 
-def test_a_kill_while_nobody_asks_is_noticed(tmp_path: Path) -> None:
-    """An idle engine's death is told, too, and the next answer is served by another one."""
+def test_a_kill_between_two_answers_is_noticed(tmp_path: Path) -> None:
+    """An idle engine's death is reported, too, and the next answer is served by another one."""
     engine = paced(0.05)
     with live(engine, tmp_path / "log") as life:
         ask(life, "a", max_tokens=3)
@@ -432,9 +432,9 @@ def test_it_stops_although_the_engine_hangs(tmp_path: Path) -> None:
         life.until(tokens("a", 2))
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGSTOP)
-        heard = -1
-        while heard != len(life.observed):
-            heard = len(life.observed)
+        seen = -1
+        while seen != len(life.observed):
+            seen = len(life.observed)
             time.sleep(0.5)
     assert life.failure is None
     assert [r["what"] for r in life.records("engine")] == ["started", "ended"]

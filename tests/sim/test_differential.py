@@ -1,4 +1,4 @@
-"""The same worlds told by others: another event engine, no collapsing, and a world written a second time."""
+"""The same worlds run by others: another event engine, no collapsing, and a world written a second time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sim.world
 from molt.jobs.plugins import make_policy
 from molt.jobs.scenario import ResolvedScenario
 from tests import heap_engine, small
-from tests.bare import bare_run, story, told_by, told_by_simulator
+from tests.bare import bare_run, reported_by, reported_by_simulator, story
 from tests.small import COSTS, LADDER, MIB, MS, S
 from tests.strategies import untied, worlds
 
@@ -41,8 +41,8 @@ def _rounds(ran: small.Ran) -> list[tuple[int, int, int]]:
     return [(r["at_ns"], r["usage_bytes"], r["budget_bytes"]) for r in ran.of("memory") if r["round"]]
 
 
-def _whole(told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return told[:-1] if told and told[-1]["type"] == "PromptRead" else told
+def _whole(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return lines[:-1] if lines and lines[-1]["type"] == "PromptRead" else lines
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -65,13 +65,13 @@ def test_the_engines_agree_on_a_prefill_that_the_horizon_cuts_off() -> None:
 @settings(max_examples=8)
 @given(on=worlds())
 def test_collapsing_is_exact(name: str, on: ResolvedScenario) -> None:
-    """A run of tokens as one event tells the same, at the same times, as token by token; so do chunks.
+    """A run of tokens as one event is reported with the same times as token by token; so are chunks.
 
-    Except that a reading which a kill or the horizon cuts is not reported up to its last chunk.
+    Except that a prefill which a kill or the horizon cuts off is not reported up to its last chunk.
     """
     on = dataclasses.replace(on, kill_after_ns=on.horizon_ns)
     collapsed, expanded = _with(simpy, name, on), _with(_Expanded, name, on)
-    assert _whole(told_by_simulator(collapsed.records)) == _whole(told_by_simulator(expanded.records))
+    assert _whole(reported_by_simulator(collapsed.records)) == _whole(reported_by_simulator(expanded.records))
     assert _rounds(collapsed) == _rounds(expanded)
 
 
@@ -83,7 +83,7 @@ def test_the_bare_world_tells_the_same(name: str, on: ResolvedScenario) -> None:
     on = dataclasses.replace(on, kill_after_ns=on.horizon_ns)
     ran = small.simulate(make_policy(name, {}), on)
     bare = bare_run(make_policy(name, {}), on, LADDER, COSTS)
-    assert _whole(told_by_simulator(ran.records)) == _whole(told_by(bare, on.horizon_ns))
+    assert _whole(reported_by_simulator(ran.records)) == _whole(reported_by(bare, on.horizon_ns))
     assert _rounds(ran) == [sample for sample in bare.samples if sample[0] <= on.horizon_ns]
 
 

@@ -86,7 +86,7 @@ def run(folder: Path, policy: str, *more: str) -> subprocess.CompletedProcess[st
 def test_one_line_names_policy_time_rule_file_and_line(
     tmp_path: Path, policy: str, rule: str, status: int
 ) -> None:
-    """A run that got over a plan that was refused is told of it and is well; the others are not."""
+    """A run that got over a plan that was refused reports it and succeeds; the others do not."""
     done = run(tmp_path, policy, "--out", "run")
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-BYTES_MAX = 20 << 10
+BYTES_MAX = 4 << 10
 
 
 def test_a_full_disk_is_one_line_and_no_broken_invariant(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whoever asked may go away: what the answer held is free, and nobody else is disturbed."""
+"""A client may go away: what its answer held is free, and no other tenant is disturbed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from molt.jobs.plugins import make_policy
 from molt.jobs.scenario import ResolvedScenario
 from molt.policies.molt import Molt
 from tests import small
-from tests.bare import told_by_simulator
+from tests.bare import reported_by_simulator
 from tests.small import COSTS, MIB, S
 from tests.strategies import worlds
 
@@ -31,9 +31,9 @@ LAYERS = 7 * 4
 @settings(max_examples=15)
 @given(on=worlds())
 def test_without_pressure_molt_is_hold(on: ResolvedScenario) -> None:
-    """With room for everybody the two write the same facts and ask for the same, to the nanosecond."""
+    """With room for all, the two write the same facts and ask for the same, to the nanosecond."""
     on = dataclasses.replace(on, budgets=tuple((at_ns, budget + PLENTY) for at_ns, budget in on.budgets))
-    assert told_by_simulator(small.simulate(MOLT, on).records) == told_by_simulator(
+    assert reported_by_simulator(small.simulate(MOLT, on).records) == reported_by_simulator(
         small.simulate(HOLD, on).records
     )
 
@@ -42,7 +42,7 @@ def test_without_pressure_molt_is_hold(on: ResolvedScenario) -> None:
 @settings(max_examples=10)
 @given(on=worlds(), more=st.integers(1, 40 * MIB))
 def test_more_memory_kills_nobody_who_lived(name: str, on: ResolvedScenario, more: int) -> None:
-    """Who began with plenty and is not killed is not killed with more either."""
+    """A process that began with plenty and is not killed is not killed with more either."""
     tenants = tuple(dataclasses.replace(tenant, arrives_ns=0) for tenant in on.tenants)
     on = dataclasses.replace(on, tenants=tenants, budgets=((0, PLENTY), *((t + S, b) for t, b in on.budgets)))
     richer = dataclasses.replace(on, budgets=tuple((at_ns, budget + more) for at_ns, budget in on.budgets))
@@ -103,21 +103,21 @@ def test_two_half_steps_down_are_one(name: str, on: ResolvedScenario) -> None:
 
 
 def _detours(ran: small.Ran) -> list[dict[str, Any]]:
-    """What was asked for at a midpoint and costs reading, or a disk, or cannot be undone at once."""
-    told = ran.of("BudgetChanged")
-    midpoints = {one["seq"] for one, other in pairwise(told) if one["at_ns"] == other["at_ns"]}
+    """What was asked for at a midpoint and costs a prefill, or a disk, or cannot be undone at once."""
+    changes = ran.of("BudgetChanged")
+    midpoints = {one["seq"] for one, other in pairwise(changes) if one["at_ns"] == other["at_ns"]}
     decisions = [r for r in ran.of("decision") if r["cause"] in midpoints]
     return [r for r in decisions if r.get("route") == "reread" or r["type"] in {"Spill", "Shed"}]
 
 
 def _served(ran: small.Ran) -> list[dict[str, Any]]:
     kinds = ("PromptRead", "TokensProduced", "TenantFinished", "ProcessKilled")
-    return told_by_simulator(ran.of(*kinds))
+    return reported_by_simulator(ran.of(*kinds))
 
 
 def _without_budgets(ran: small.Ran) -> list[dict[str, Any]]:
     left_out = {"BudgetChanged", "TimerFired"}
-    return told_by_simulator(record for record in ran.records if record.get("type") not in left_out)
+    return reported_by_simulator(record for record in ran.records if record.get("type") not in left_out)
 
 
 @settings(max_examples=10)

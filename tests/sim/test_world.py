@@ -138,9 +138,9 @@ def test_overshoot_is_bounded_by_the_time_it_takes_to_react() -> None:
     assert max(over) - 8 * S <= token_ns + small.COSTS.rungs["tier0"].release_ns
 
 
-def test_a_time_that_passed_while_nobody_looked_is_told_as_it_was() -> None:
+def test_a_timer_due_within_a_stretch_of_a_load_is_reported_at_its_time() -> None:
     """Regression: the budget changed within a stretch of a load, and a timer was wanted that was due before its end; it
-    was told as due at the end, which is not what the other worlds tell."""
+    was reported as due at the end, as in no other world."""
     falls_ns, due_ns = 410 * MS, 411 * MS
     ran = small.simulate(Waking(falls_ns, due_ns), small.scenario([(0, 60 * MIB), (falls_ns, 59 * MIB)]))
     assert [r["at_ns"] for r in ran.of("TimerFired")] == [due_ns]
