@@ -20,7 +20,7 @@ from molt.program import run_words
 from reports import formatting
 from reports.eval_page import template
 from reports.publish import OUT, PUBLISHED, each, run_command
-from reports.shapes import file_name
+from reports.shapes import check_session, file_name, read_bytes
 
 MEANING = (
     "TTFT is from sending the request to its first token, at the client, and includes loading the rung: a server that "
@@ -83,13 +83,13 @@ def publish(run: Path, published: Path = PUBLISHED) -> str:
     ``InputError`` for what is no session, or one that does not show what it is to show.
     """
     path = run / "session.json"
+    raw = read_bytes(path)
     try:
-        session = Session.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from error
+        session = Session.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    check_session(raw, str(path))
     if not session.holds:
         raise InputError(f"{path}: the model was not changed in it, or the process was killed")
     name = file_name(f"demo-{session.ladder}", str(path))

@@ -263,3 +263,87 @@ def checked_proof(raw: bytes | str, where: str) -> Any:
     if len(fuzz["failures"]) > fuzz["seeds"]:
         raise InputError(f"{where}: fuzz: {len(fuzz['failures'])} failures in {fuzz['seeds']} worlds")
     return content
+
+
+# --- sessions of molt demo ---
+
+
+class PressureShape(PageShape):
+    """Usage and budget when the scheduler acted."""
+
+    usage_bytes: Count
+    budget_bytes: Count
+
+
+class LeverShape(PageShape):
+    """A lever other than a switch."""
+
+    event: str
+    rung: str | None = None
+    pressure: PressureShape | None = None
+    flops_saved: Number | None = None
+
+
+class SwitchLeverShape(LeverShape):
+    """A switch, as reported while it happened."""
+
+    source: str = Field(alias="from")
+    dest: str = Field(alias="to")
+    kind: str
+    ms: Number
+
+
+class TimeShape(PageShape):
+    """A time that was measured or predicted."""
+
+    ms: Number | None
+
+
+class SessionSwitchShape(PageShape):
+    """A switch, as summed up at the end."""
+
+    source: str = Field(alias="from")
+    dest: str = Field(alias="to")
+    kind: str
+    measured: TimeShape
+    predicted: TimeShape
+    flops_saved: Number | None
+    after_tokens: Count
+
+
+class SessionSummaryShape(PageShape):
+    """What the server sent when the answer was complete."""
+
+    killed: bool
+    switches: list[SessionSwitchShape]
+    rungs: dict[str, Count]
+    tokens: Count
+    switch_ms: Number
+    prompt_tokens: Count | None = None
+
+
+class SessionItemShape(PageShape):
+    """One part of the stream; of the three kinds only a cut of the budget has ``budget_bytes``."""
+
+    at_ms: Number
+    budget_bytes: Count = 0
+
+
+class SessionShape(PageShape):
+    """What the page of a session needs beyond the types of ``molt.client.demo.Session``."""
+
+    machine: ProvenanceMachine
+    load: Number
+    summary: SessionSummaryShape
+    items: list[SessionItemShape]
+
+
+def check_session(raw: bytes, where: str) -> None:
+    """``InputError`` for a session whose stream or summary is not what a server sends."""
+    content = checked(SessionShape, raw, where)
+    if not any("text" in item for item in content["items"]):
+        raise InputError(f"{where}: there is no token in it")
+    for number, item in enumerate(content["items"]):
+        if "molt" in item:
+            is_switch = isinstance(item["molt"], dict) and item["molt"].get("event") == "switch"
+            check(SwitchLeverShape if is_switch else LeverShape, item["molt"], f"{where}: items.{number}")

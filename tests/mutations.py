@@ -43,6 +43,7 @@ PICO = IMPORT_ROOT / "molt" / "models" / "pico"
 # --- damage ---
 
 NUMBERS: tuple[Any, ...] = (
+    *(float("nan"), float("inf")),
     *(0, -1, 1, 2, 3.5, -0.0, 10**9, 99999999999, -99999999999, 2**31, 2**63, 2**64, 10**30, -(10**30), 10**400),
     *(1e-300, 1e300, -1e308, 0.1),
 )  # fmt: skip
@@ -401,6 +402,10 @@ def _ladder(folder: Path) -> None:
     resolve(str(folder / "ladder.yaml"))
 
 
+TABLES = (
+    *("drift-pico.json", "switch-cost-pico.json", "residuals-pico.json"),
+    *("handoff-qwen2.5-coder-earlier.json", "ablation-pico.json"),
+)
 TARGETS: dict[str, MutationTarget] = {
     "report": MutationTarget(
         _make_run, ("molt/events.jsonl", "hold/events.jsonl", "real/events.jsonl", "summary.json"), _report
@@ -415,8 +420,8 @@ TARGETS: dict[str, MutationTarget] = {
     ),
     "campaign": MutationTarget(_make_campaign, ("campaign.jsonl",), _campaign),
     "tables": MutationTarget(
-        _copied("drift-pico.json", "switch-cost-pico.json", "residuals-pico.json"),
-        ("drift-pico.json", "switch-cost-pico.json", "residuals-pico.json"),
+        _copied(*TABLES),
+        TABLES,
         _tables,
     ),
     "proof": MutationTarget(_copied("prove.json"), ("prove.json",), _proof),

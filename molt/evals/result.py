@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +19,21 @@ from molt.formats.new_file import save_new
 
 DIGITS = 6
 """Significant digits that are kept: far more than any figure is certain to."""
+
+FIGURE_MAX = 1e100
+JUDGED_COLUMNS = (
+    "kl",
+    "kl_first",
+    "jsd",
+    "jsd_first",
+    "jsd_to_floor",
+    "top1",
+    "nll",
+    "recovered",
+    "recovered_greedy",
+)
+MARKED_COLUMNS = ("kl", "nll", "recovered")
+"""Columns that every judged row has, and those that it has once for every mark; ``molt.evals.scoring`` defines them."""
 
 
 class ResultModel(BaseModel):
@@ -341,10 +356,51 @@ def write(path: Path, table: Table) -> None:
 def read(path: Path) -> Table:
     """A validated table. Raises ``InputError`` for anything else."""
     try:
-        return _TABLE.validate_json(path.read_bytes())
+        table = _TABLE.validate_json(path.read_bytes())
+        _check_figures(table)
+        return table
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise InputError(f"{path}: not a table of molt eval: {place}: {first['msg']}") from error
+    except _FigureError as error:
+        raise InputError(f"{path}: not a table of molt eval: {error}") from None
+
+
+class _FigureError(ValueError):
+    """A table of the right types that cannot be shown."""
+
+
+def _check_figures(table: Table) -> None:
+    """Every number is finite and of a size that can be shown; every row has the columns of its table."""
+    for number in _numbers(table.model_dump()):
+        if not abs(number) <= FIGURE_MAX:
+            raise _FigureError(f"{number!r:.40} is no figure")
+    if len(table.islands) != 2:
+        raise _FigureError(f"islands: {len(table.islands)} numbers instead of two")
+    if isinstance(table, SwitchCost | Residuals):
+        return
+    parts = table.paths if isinstance(table, Drift) else table.routes
+    needed = {
+        *JUDGED_COLUMNS,
+        *(f"{figure}@{mark}" for figure in MARKED_COLUMNS for mark in table.texts.marks),
+    }
+    for row in (row for part in parts for row in part.rows):
+        if missing := sorted(needed - row.columns.keys()):
+            raise _FigureError(f"row {row.name!r}: no column {missing[0]}")
+
+
+def _numbers(value: object) -> Iterator[float]:
+    match value:
+        case bool():
+            return
+        case int() | float():
+            yield value
+        case dict():
+            for inner in value.values():
+                yield from _numbers(inner)
+        case list() | tuple():
+            for inner in value:
+                yield from _numbers(inner)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 from molt.core.costs import CostModel, DiskCosts, RouteCosts, RungCosts, StepCost
 from molt.core.ladder import Ladder, RouteKind
@@ -20,7 +21,7 @@ def load_profile(name_or_path: str, ladder: Ladder) -> CostModel:
     if path.suffix != ".json":
         path = Path(str(files("scenarios"))) / "profiles" / f"{path.name}.json"
     try:
-        costs = restore(CostModel, json.loads(path.read_text(encoding="utf-8")))
+        costs = restore(CostModel, from_json(path.read_bytes()))
         _check_numbers(plain(costs), "")
     except FileNotFoundError:
         written = f"{ladder.name}.json" if Path(name_or_path).suffix != ".json" else name_or_path

@@ -139,6 +139,7 @@ def _read_tokens(path: Path, size: int, mtime_ns: int) -> Tokens:
         merges = tuple(_merge(merge) for merge in content["model"].get("merges") or ())
         is_sound = bool(spellings) and all(type(token) is int and token >= 0 for token in spellings)
         is_sound = is_sound and all(type(text) is str for text in spellings.values())
+        is_sound = is_sound and all(type(part) is str for merge in merges for part in merge)
         rules = _rules(content)
     except (KeyError, TypeError, AttributeError, RecursionError):
         is_sound = False
