@@ -30,7 +30,10 @@ class EngineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer asked for. ``stop_at_eos`` false means exactly ``max_tokens`` tokens are wanted."""
+    """One answer asked for. ``stop_at_eos`` false means exactly ``max_tokens`` tokens are wanted.
+
+    ``top_k`` 0: any number of tokens may be chosen from; ``min_p`` 0: however unlikely they are.
+    """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
@@ -38,6 +41,8 @@ class Request:
     temperature: float
     top_p: float
     seed: int
+    top_k: int = 0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,7 +361,9 @@ class RealEngine:
         loaded, request = self._loaded[generation.rung], generation.request
         logits = self._next_logits(loaded.resident, generation, heal)
         draw = uniform(request.seed, generation.produced)
-        token = sample(logits, request.temperature, request.top_p, draw)
+        token = sample(
+            logits, request.temperature, request.top_p, draw, top_k=request.top_k, min_p=request.min_p
+        )
         generation.read += 1
         generation.known.append(token)
         if request.stop_at_eos and token in loaded.ends:

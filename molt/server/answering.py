@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from molt.server.body import read_body, until_disconnect
 from molt.server.bridge import Bridge, ServedTenant
 from molt.server.chunks import DONE, Form, error_body, event, new_id
 from molt.server.error_answers import ErrorAnswer
-from molt.server.prompts import Prompter
+from molt.server.prompts import Prompter, PromptTooLong
 from molt.server.request_bodies import AnswerRequest, BadRequest, ChatRequest, CompletionRequest, parse
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 1.0, 1.0
@@ -28,6 +28,9 @@ DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 1.0, 1.0
 
 ALIAS = "molt"
 """A name of the model beside the ladder's."""
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code where a prompt, or what it asks for, does not fit into the context."""
 
 TOKENISING_THREADS = 2
 _TOKENISING = ThreadPoolExecutor(TOKENISING_THREADS, "tokenising")
@@ -41,6 +44,7 @@ class Answering:
     bridge: Bridge
     prompter: Prompter
     flops_saved: FlopsSaved
+    strict: bool = False
 
     @property
     def models(self) -> tuple[str, str]:
@@ -66,13 +70,18 @@ class Answering:
             raise ErrorAnswer(
                 404, f"no such model; this server has {self.models[0]!r}", "model_not_found", "model"
             )
+        if self.strict and body.ignored:
+            raise BadRequest(
+                f"{body.ignored[0]}: this server would ignore it, and is strict", body.ignored[0]
+            )
         return body
 
     async def _prompt(self, tokenise: Any, param: str) -> tuple[int, ...]:
         try:
             return await asyncio.get_running_loop().run_in_executor(_TOKENISING, tokenise)
         except InputError as error:
-            raise BadRequest(f"{param}: {error}", param) from None
+            code = TOO_LONG if isinstance(error, PromptTooLong) else None
+            raise BadRequest(f"{param}: {error}", param, code) from None
 
     async def _answer(self, request: Request, body: AnswerRequest, ids: tuple[int, ...]) -> Response:
         is_chat = isinstance(body, ChatRequest)
@@ -80,7 +89,8 @@ class Answering:
         form = Form(is_chat, self.models[0], body.with_usage, id=new_id(is_chat=is_chat))
         answer = Answer(len(ids), body.stops, self.flops_saved, may_begin_anew=not body.stream)
         tenant = self.bridge.ask(form.id, body.molt.kind, generation)
-        delivery = Delivery(self.bridge, tenant, answer, form, generation.seed)
+        about = {"seed": generation.seed, "ignored": body.ignored}
+        delivery = Delivery(self.bridge, tenant, answer, form, about)
         if body.stream:
             return EventStream(delivery)
         try:
@@ -97,7 +107,9 @@ class Answering:
         wanted = body.tokens_wanted
         if wanted is not None and wanted > room:
             param = "max_tokens" if body.max_tokens == wanted else "max_completion_tokens"
-            raise BadRequest(f"{param}: must be at most {room} after a prompt of {len(ids)} tokens", param)
+            raise BadRequest(
+                f"{param}: must be at most {room} after a prompt of {len(ids)} tokens", param, TOO_LONG
+            )
         return Generation(
             prompt_ids=ids,
             max_tokens=min(self.bridge.limits.answer_tokens, room) if wanted is None else wanted,
@@ -105,18 +117,20 @@ class Answering:
             temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
             top_p=DEFAULT_TOP_P if body.top_p is None else body.top_p,
             seed=secrets.randbelow(2**31) if body.seed is None else body.seed,
+            top_k=max(0, body.top_k or 0),
+            min_p=body.min_p or 0.0,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One answer on its way from the world to the client."""
+    """One answer on its way from the world to the client; ``about`` goes into its summary."""
 
     bridge: Bridge
     tenant: ServedTenant
     answer: Answer
     form: Form
-    seed: int
+    about: Mapping[str, Any]
 
     async def parts(self) -> AsyncIterator[Part]:
         """The parts of the answer, each as soon as it is there; the last is an ``End`` or ``Broken``."""
@@ -141,7 +155,7 @@ class Delivery:
             match part:
                 case End():
                     self.bridge.leave(self.tenant, part.reason)
-                    return self.form.whole(part.reason, self.answer, self.seed)
+                    return self.form.whole(part.reason, self.answer, self.about)
                 case Broken():
                     raise ErrorAnswer(_STATUS.get(part.code, 500), part.message, part.code)
         raise AssertionError("an answer ends")
@@ -158,10 +172,10 @@ class Delivery:
                     yield event(self.form.answer_event(part))
                 case End():
                     self.bridge.leave(self.tenant, part.reason)
-                    for chunk in self.form.end(part.reason, self.answer, self.seed):
+                    for chunk in self.form.end(part.reason, self.answer, self.about):
                         yield event(chunk)
                 case Broken():
-                    molt = {**self.answer.summary(), "event": "broken", "seed": self.seed}
+                    molt = {**self.answer.summary(), "event": "broken", **self.about}
                     yield event({**error_body(part.message, "server_error", part.code), "molt": molt})
         yield DONE
 

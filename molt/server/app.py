@@ -187,7 +187,7 @@ async def _failure(request: Request, error: Exception) -> Response:
 
 async def _bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadRequest)
-    return ErrorAnswer(400, error.message, param=error.param).response()
+    return ErrorAnswer(400, error.message, error.code, error.param).response()
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

@@ -61,14 +61,14 @@ class Form:
         """What the scheduler did with the answer: a chunk without text."""
         return self._chunk({} if self.is_chat else "", part.fields)
 
-    def end(self, reason: str, answer: Answer, seed: int) -> list[dict[str, Any]]:
+    def end(self, reason: str, answer: Answer, about: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The last chunk, and the usage if the request wants it."""
-        last = self._chunk({} if self.is_chat else "", {**answer.summary(), "seed": seed}, reason)
+        last = self._chunk({} if self.is_chat else "", {**answer.summary(), **about}, reason)
         if not self.with_usage:
             return [last]
         return [last, {**self._head(streamed=True), "choices": [], "usage": usage(answer)}]
 
-    def whole(self, reason: str, answer: Answer, seed: int) -> dict[str, Any]:
+    def whole(self, reason: str, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
         """A whole answer as one object; ``molt`` has its text by rung."""
         text = "".join(text for _, text in answer.spans)
         content: dict[str, Any] = {"text": text}
@@ -79,7 +79,7 @@ class Form:
             **self._head(streamed=False),
             "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reason}],
             "usage": usage(answer),
-            "molt": {**answer.summary(), "seed": seed, "spans": spans},
+            "molt": {**answer.summary(), **about, "spans": spans},
         }
 
     def _chunk(

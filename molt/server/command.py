@@ -108,6 +108,9 @@ def command(
     admin_socket: Annotated[
         Path | None, typer.Option(help="UNIX socket for administration; it needs no token.")
     ] = None,
+    strict: Annotated[
+        bool, typer.Option(help="Refuse fields of requests that would be ignored, such as user or metadata.")
+    ] = False,
     log: Annotated[
         str | None,
         typer.Option(
@@ -162,7 +165,7 @@ def command(
         )
         budgeting = Budgeting(bridge, max(default_bytes, begin_bytes))
         app = application(
-            service(bridge, spec, budgeting, chosen),
+            service(bridge, spec, budgeting, chosen, strict=strict),
             allowed_hosts(host, port, allow_host or ()),
             Keys(token, admin_token),
             any_address=not is_loopback(host),
@@ -195,12 +198,16 @@ def live_world(ladder: Ladder, costs: CostModel, policy: Policy, child: ChildSpe
     )
 
 
-def service(bridge: Bridge, spec: LadderSpec, budgeting: Budgeting, policy: Policy) -> Service:
+def service(
+    bridge: Bridge, spec: LadderSpec, budgeting: Budgeting, policy: Policy, *, strict: bool = False
+) -> Service:
     """The handlers of the routes."""
     bridge.metrics.watch(bridge.running, bridge.waiting)
     context = min(rung.max_positions for rung in spec.ladder.rungs)
     template = find_chat_template(spec.rungs[0].folder, spec.tokenizer)
-    answering = Answering(bridge, Prompter(spec.tokenizer, context - 1, template), FlopsSaved(spec).flops)
+    answering = Answering(
+        bridge, Prompter(spec.tokenizer, context - 1, template), FlopsSaved(spec).flops, strict
+    )
     return Service(bridge, answering, budgeting, policy, created=int(time.time()))
 
 

@@ -36,6 +36,10 @@ Turn = tuple[str, str]
 """Role and text of a message."""
 
 
+class PromptTooLong(InputError):
+    """A prompt that does not fit into the context."""
+
+
 class Prompter:
     """Tokenises for one ladder. Prompts hold at most ``tokens_max`` tokens."""
 
@@ -158,13 +162,13 @@ class Prompter:
     def _check_length(self, text: str) -> None:
         least = len(text.encode()) // self._longest
         if least > self.tokens_max:
-            raise InputError(f"at least {least} tokens; a prompt may have at most {self.tokens_max}")
+            raise PromptTooLong(f"at least {least} tokens; a prompt may have at most {self.tokens_max}")
 
     def _checked(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         if not ids:
             raise InputError("has no tokens")
         if len(ids) > self.tokens_max:
-            raise InputError(f"{len(ids)} tokens; a prompt may have at most {self.tokens_max}")
+            raise PromptTooLong(f"{len(ids)} tokens; a prompt may have at most {self.tokens_max}")
         return ids
 
 

@@ -58,3 +58,42 @@ def test_a_low_temperature_sharpens() -> None:
     ]
     assert share == sorted(share)
     assert share[0] < share[-1]
+
+
+@given(
+    st.lists(st.floats(-20, 20), min_size=1, max_size=40, unique=True),
+    st.floats(0.1, 2.0),
+    st.sampled_from([0, 1, 2, 5, 1000]),
+    st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+    st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+)
+@settings(max_examples=80, deadline=None)
+def test_what_may_be_picked_is_what_transformers_lets_through(
+    raw: list[float], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    from transformers.generation import logits_process as peer
+
+    scores = torch.tensor([raw], dtype=torch.float64) / temperature
+    if top_k:
+        scores = peer.TopKLogitsWarper(top_k)(None, scores)
+    if top_p < 1.0:
+        scores = peer.TopPLogitsWarper(top_p)(None, scores)
+    if min_p:
+        scores = peer.MinPLogitsWarper(min_p)(None, scores)
+    allowed = set(scores[0].isfinite().nonzero()[:, 0].tolist())
+    logits = torch.tensor(raw, dtype=torch.float64)
+    picked = {sample(logits, temperature, top_p, draw / 300, top_k=top_k, min_p=min_p) for draw in range(300)}
+    assert picked <= allowed
+    likely = set((scores[0].softmax(0) > 0.02).nonzero()[:, 0].tolist())
+    assert likely <= picked
+
+
+def test_one_of_equals_is_the_first() -> None:
+    assert {sample(torch.zeros(5), 1.0, 1.0, draw / 50, top_k=1) for draw in range(50)} == {0}
+
+
+def test_no_limit_picks_as_ever() -> None:
+    draws = [draw / 97 for draw in range(97)]
+    without = [sample(LOGITS, 0.7, 0.9, draw) for draw in draws]
+    assert [sample(LOGITS, 0.7, 0.9, draw, top_k=0, min_p=0.0) for draw in draws] == without
+    assert [sample(LOGITS, 0.7, 0.9, draw, top_k=4) for draw in draws] == without

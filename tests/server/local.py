@@ -101,6 +101,7 @@ def running(
     on_url: Callable[[str], None] = lambda url: None,
     journal: TextIO | None = None,
     admin_socket: Path | None = None,
+    strict: bool = False,
 ) -> Iterator[Local]:
     """A server until the context ends; then everything that it was is gone."""
     spec = resolve("pico")
@@ -125,7 +126,7 @@ def running(
     sockets = [sock] if admin_socket is None else [sock, listen_at(admin_socket)]
     port = sock.getsockname()[1]
     app = application(
-        service(bridge, spec, Budgeting(bridge, begin_bytes), chosen),
+        service(bridge, spec, Budgeting(bridge, begin_bytes), chosen, strict=strict),
         allowed_hosts("127.0.0.1", port),
         keys or Keys(None, ADMIN),
     )

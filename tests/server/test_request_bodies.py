@@ -32,9 +32,10 @@ def body(**more: Any) -> bytes:
         {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "logprobs": False},
         {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "store": False},
         {"top_logprobs": 0, "user": "a name", "metadata": {"a": "b"}, "stream_options": None},
+        {"repetition_penalty": 1.0, "modalities": ["text"], "top_k": -1, "min_p": 0},
         dict.fromkeys(("n", "temperature", "top_p", "max_tokens", "stop", "seed", "stream", "tools")),
     ],
-    ids=["numbers", "lists", "words", "nulls"],
+    ids=["numbers", "lists", "words", "newer", "nulls"],
 )
 def test_fields_that_ask_for_nothing_are_accepted(neutral: dict[str, Any]) -> None:
     parse(ChatRequest, body(**neutral))
@@ -43,10 +44,12 @@ def test_fields_that_ask_for_nothing_are_accepted(neutral: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", True), ("store", 0), ("store", True), ("top_logprobs", False),
+        ("n", True), ("store", 0), ("top_logprobs", False), ("repetition_penalty", 1.1), ("modalities", ["audio"]),
         ("n", 2), ("n", 10**6), ("logprobs", True), ("top_logprobs", 3), ("presence_penalty", 0.5),
         ("frequency_penalty", -1), ("logit_bias", {"5": 1}), ("tools", [{}]), ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}), ("top_k", 5), ("best_of", 2), ("functions", []),
+        ("response_format", {"type": "json_object"}),
+        ("top_k", -2), ("top_k", 2**31), ("top_k", 1.5), ("min_p", 1.1), ("min_p", -0.1),
+        ("best_of", 2), ("functions", []),
         ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "9"), ("max_tokens", True),
         ("temperature", -0.1), ("temperature", 2.1), ("temperature", "0"), ("top_p", 0), ("top_p", 1.01),
         ("seed", 2**63), ("seed", 0.5), ("stop", ""), ("stop", ["a"] * 5), ("stop", [""]), ("stop", "x" * 257),
@@ -100,7 +103,25 @@ def test_an_unknown_field_is_named_only_if_it_looks_like_a_name() -> None:
 
 def test_a_text_may_be_tokens() -> None:
     assert parse(CompletionRequest, json.dumps({**TEXT, "prompt": [1, 2]}).encode()).prompt == [1, 2]
-    for prompt in (["a", "b"], [[1]], [1.5], None, 3):
+    for prompt in (["a"], [[1, 2]]):
+        (only,) = prompt
+        assert parse(CompletionRequest, json.dumps({**TEXT, "prompt": prompt}).encode()).prompt == only
+    for prompt in (
+        ["a", "b"],
+        [[1], [2]],
+        [1.5],
+        None,
+        3,
+        [],
+        [""],
+        [[]],
+        "",
+        [["a"]],
+        [[[1]]],
+        [True],
+        ["a", 1],
+        [1, "a"],
+    ):
         with pytest.raises(BadRequest):
             parse(CompletionRequest, json.dumps({**TEXT, "prompt": prompt}).encode())
 
@@ -144,3 +165,75 @@ def test_what_is_no_budget(raw: str) -> None:
 def test_other_administration_is_checked_too(model: Any, raw: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         parse(model, json.dumps(raw).encode())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"stop": ["a"] * 5}, "stop: List should have at most 4 items, not 5"),
+        ({"stop": ["a", ""]}, "stop[1]: String should have at least 1 character"),
+        ({"stop": ["a", 5]}, "stop[1]: must be a string"),
+        ({"stop": "x" * 257}, "stop: String should have at most 256 characters"),
+        ({"stop": 5}, "stop: must be a string or a list"),
+        (
+            {"messages": [{"role": "user", "content": None}]},
+            "messages[0].content: must be a string or a list",
+        ),
+        ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]: must be an object"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type: must be text: this server reads no images, sounds or files",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text"}]}]},
+            "messages[0].content[1].text: Field required",
+        ),
+        ({"frequency_penalty": 0.5}, "frequency_penalty: must be 0: this server supports no other value"),
+        ({"presence_penalty": -1}, "presence_penalty: must be 0: this server supports no other value"),
+        ({"n": 2}, "n: must be 1: this server supports no other value"),
+        ({"logprobs": True}, "logprobs: must be false: this server supports no other value"),
+        ({"top_logprobs": 3}, "top_logprobs: must be 0: this server supports no other value"),
+        ({"tools": [{"type": "function"}]}, "tools: must be empty: this server supports no other value"),
+        ({"logit_bias": {"5": 1}}, "logit_bias: must be empty: this server supports no other value"),
+        ({"temperature": "0"}, "temperature: must be a number"),
+        ({"stream": "true"}, "stream: must be true or false"),
+        ({"max_tokens": 1, "seed": "x", "stop": 5}, "seed: must be a whole number"),
+    ],
+)
+def test_the_message_is_about_the_form_that_was_meant(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(ChatRequest, body(**more))
+    assert refused.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (["a", "b"], "must be one prompt; these are 2, so ask for each in a request of its own"),
+        ([[1], [2], [3]], "must be one prompt; these are 3, so ask for each in a request of its own"),
+        ("", "must not be empty"),
+        ([], "must not be empty"),
+        ([""], "must not be empty"),
+        (5, "must be a text, a list of tokens (whole numbers), or a list of one of these"),
+        ([1, "a"], "must be a text, a list of tokens (whole numbers), or a list of one of these"),
+        (None, "must be a text, a list of tokens (whole numbers), or a list of one of these"),
+    ],
+)
+def test_a_prompt_is_refused_for_what_it_is(prompt: Any, reason: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(CompletionRequest, json.dumps({**TEXT, "prompt": prompt}).encode())
+    assert (refused.value.param, refused.value.message) == ("prompt", f"prompt: {reason}")
+
+
+def test_fields_of_common_clients_are_accepted_and_listed() -> None:
+    given = {
+        "user": "someone", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "parallel_tool_calls": True,
+        "safety_identifier": "x", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "cache_prompt": True,
+    }  # fmt: skip
+    asked = parse(ChatRequest, body(**given, stream_options={"include_obfuscation": False}))
+    assert sorted(asked.ignored) == sorted([*given, "stream_options.include_obfuscation"])
+    named = [{"role": "user", "content": "x", "name": "someone"}]
+    assert parse(ChatRequest, body(messages=named)).ignored == ["messages.name"]
+    assert parse(ChatRequest, body()).ignored == []
+    assert parse(ChatRequest, body(**dict.fromkeys(given))).ignored == []
+    assert parse(CompletionRequest, json.dumps({**TEXT, "user": "x"}).encode()).ignored == ["user"]
