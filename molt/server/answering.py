@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from molt.server.body import read_body, until_disconnect
 from molt.server.bridge import Bridge, ServedTenant
 from molt.server.chunks import DONE, Form, error_body, event, new_id
 from molt.server.error_answers import ErrorAnswer
+from molt.server.keep_alive import kept_alive
 from molt.server.prompts import Prompter, PromptTooLong
 from molt.server.request_bodies import AnswerRequest, BadRequest, ChatRequest, CompletionRequest, parse
 
@@ -198,6 +200,8 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for chunk in self._delivery.chunks():
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        chunks = kept_alive(self._delivery.chunks(), self._delivery.bridge.limits.ping_s)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

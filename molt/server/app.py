@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,8 @@ from molt.server.body import until_disconnect
 from molt.server.bridge import Bridge, Status
 from molt.server.chunks import event
 from molt.server.error_answers import ErrorAnswer, Unavailable
-from molt.server.observers import Notice, View
+from molt.server.keep_alive import kept_alive
+from molt.server.observers import View
 from molt.server.openapi import document
 from molt.server.page_files import page_files, page_routes
 from molt.server.request_bodies import BadRequest
@@ -128,14 +130,16 @@ class EventFeed(Response):
 
     async def _send(self, view: View, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for notice in self._notices(view):
-            await send({"type": "http.response.body", "body": event(notice), "more_body": True})
+        notices = kept_alive(self._notices(view), self._bridge.limits.ping_s)
+        async with aclosing(notices):
+            async for notice in notices:
+                await send({"type": "http.response.body", "body": notice, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def _notices(self, view: View) -> AsyncIterator[Notice]:
-        yield {"type": "state", **self._state}
+    async def _notices(self, view: View) -> AsyncIterator[bytes]:
+        yield event({"type": "state", **self._state})
         while (notice := await view.get()) is not None:
-            yield notice
+            yield event(notice)
 
 
 def application(service: Service, hosts: frozenset[str], keys: Keys, *, any_address: bool = False) -> ASGIApp:

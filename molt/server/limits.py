@@ -25,6 +25,7 @@ class Limits:
     answers: int = 32
     answer_tokens: int = 256  # of a request without a limit of its own
     answer_s: float = 600.0
+    ping_s: float = 15.0  # a stream that is silent for so long sends a comment
     backlog: int = 4096
     observers: int = 16
     owner_observers: int = 4  # at the admin socket, beside those
