@@ -183,7 +183,7 @@ class RealEngine:
             rung=rung,
             cache=self._empty_cache(rung, capacity),
             known=list(request.prompt_ids),
-            detokeniser=Detokeniser(self._tokenizer),
+            detokeniser=Detokeniser(self._tokenizer, request.prompt_ids),
         )
 
     def prefill(self, tenant: str, tokens: int, chunk: int, within_ns: int | None = None) -> None:
@@ -361,9 +361,7 @@ class RealEngine:
         loaded, request = self._loaded[generation.rung], generation.request
         logits = self._next_logits(loaded.resident, generation, heal)
         draw = uniform(request.seed, generation.produced)
-        token = sample(
-            logits, request.temperature, request.top_p, draw, top_k=request.top_k, min_p=request.min_p
-        )
+        token = sample(logits, request.temperature, request.top_p, draw, request.top_k, request.min_p)
         generation.read += 1
         generation.known.append(token)
         if request.stop_at_eos and token in loaded.ends:

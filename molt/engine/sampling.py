@@ -19,7 +19,7 @@ def uniform(seed: int, index: int) -> float:
 
 
 def sample(
-    logits: Tensor, temperature: float, top_p: float, draw: float, *, top_k: int = 0, min_p: float = 0.0
+    logits: Tensor, temperature: float, top_p: float, draw: float, top_k: int = 0, min_p: float = 0.0
 ) -> int:
     """The token that ``draw``, uniform in [0, 1), picks from ``logits`` (vocabulary,).
 

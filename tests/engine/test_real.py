@@ -34,7 +34,7 @@ from molt.kv.map_file import MapCard
 from molt.kv.project import KVMap, LayerMap
 from molt.models.ladder_file import LadderSpec, RungSpec
 from molt.models.model_config import read_shape
-from tests.engine.test_real_detokenise import byte_tokenizer
+from tests.engine.test_real_detokenise import SPACES, byte_tokenizer, spaced
 
 POSITIONS = 256
 CHUNK = 16
@@ -334,6 +334,23 @@ def test_a_character_stays_whole_across_a_switch(engine: Engine, monkeypatch: py
 
 
 # ---------------------------------------------------------------------------------------- memory and refusals
+
+
+def test_an_answer_goes_on_from_the_text_of_its_prompt_across_a_switch(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a decoder that drops the space at the start of a text: no answer is one, on whatever rung."""
+    prompt = spaced("▁hello")
+    tokens: Iterator[int] = iter(spaced("▁the", "▁branch", "▁the", "!"))
+    monkeypatch.setattr(engine, "_tokenizer", SPACES)
+    monkeypatch.setattr("molt.engine.real.sample", lambda *_: next(tokens))
+    wanted = replace(request(max_tokens=4), prompt_ids=tuple(prompt))
+    start(engine, wanted)
+    first = engine.decode("tenant", 1)
+    engine.switch("tenant", Destination("small", RouteKind.PROJECT, POSITIONS))
+    rest = engine.decode("tenant", 3)
+    assert SPACES.decode(prompt) + "".join(first.pieces + rest.pieces) == "hello the branch the!"
+    assert first.pieces == (" the",)
 
 
 def test_bytes_are_those_of_the_ladder(engine: Engine, spec: LadderSpec) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,11 +31,35 @@ def sentence_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def space_tokenizer() -> Tokenizer:
+    """As of SentencePiece: a mark for a space, bytes where there is no word, and one space dropped at the start."""
+    words = ["▁hello", "▁the", "▁branch", "▁", "s", "!", "▁▁"]
+    vocab = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={entry: number for number, entry in enumerate(vocab)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return tokenizer
+
+
 BYTES = byte_tokenizer()
+SPACES = space_tokenizer()
 
 
-def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokeniser = Detokeniser(tokenizer)
+def spaced(*entries: str) -> list[int]:
+    return [SPACES.token_to_id(entry) for entry in entries]
+
+
+def pieces_of(tokenizer: Tokenizer, ids: list[int], prompt: Sequence[int] = ()) -> list[str]:
+    detokeniser = Detokeniser(tokenizer, prompt)
     pieces = [detokeniser.push(token) for token in ids]
     return [*pieces, detokeniser.flush()]
 
@@ -70,3 +96,91 @@ def test_a_special_token_has_no_text() -> None:
 def test_spaces_survive_decoders_that_trim_the_start(ids: list[int]) -> None:
     tokenizer = sentence_tokenizer()
     assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+# --- after a prompt
+
+
+@pytest.mark.parametrize(
+    "prompt", [["▁hello"], ["<s>", "▁hello"], ["▁hello", "</s>", "<s>"], ["▁hello"] * 100]
+)
+def test_the_space_before_the_first_word_of_an_answer_survives(prompt: list[str]) -> None:
+    assert pieces_of(SPACES, spaced("▁the", "▁branch"), spaced(*prompt)) == [" the", " branch", ""]
+
+
+@given(
+    st.lists(st.sampled_from(["▁hello", "▁the", "▁", "▁▁", "s", "!", "<s>", "</s>"]), max_size=30),
+    st.lists(st.sampled_from(["▁hello", "▁the", "▁", "▁▁", "s", "!", "<s>", "</s>"]), max_size=30),
+)
+@settings(max_examples=150, deadline=None)
+def test_prompt_and_answer_joined_are_the_decoding_of_all(prompt: list[str], answer: list[str]) -> None:
+    before, after = spaced(*prompt), spaced(*answer)
+    joined = SPACES.decode(before) + "".join(pieces_of(SPACES, after, before))
+    assert joined == SPACES.decode(before + after)
+
+
+@given(st.text(min_size=1, max_size=12), st.text(max_size=12), st.integers(0, 40))
+@settings(max_examples=150, deadline=None)
+def test_a_prompt_may_end_inside_a_character(begin: str, end: str, cut: int) -> None:
+    """The answer has the whole of it, and nothing of the prompt twice."""
+    for tokenizer in (BYTES, SPACES):
+        if tokenizer is BYTES:
+            ids = BYTES.encode(begin + end).ids
+        else:
+            ids = [SPACES.token_to_id(f"<0x{byte:02X}>") for byte in (begin + end).encode()]
+        prompt, answer = ids[:cut], ids[cut:]
+        text = "".join(pieces_of(tokenizer, answer, prompt))
+        whole = tokenizer.decode(ids)
+        if not tokenizer.decode(prompt).endswith("\ufffd"):
+            assert tokenizer.decode(prompt) + text == whole
+        else:
+            assert whole.endswith(text)
+            assert len(text) <= len(whole) - len(tokenizer.decode(prompt).rstrip("\ufffd"))
+
+
+@given(st.lists(st.integers(0, 256), max_size=30), st.lists(st.integers(0, 256), max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_after_any_prompt_give_each_character_once(prompt: list[int], answer: list[int]) -> None:
+    """Where the prompt's text has a replacement, the answer has the character, if it becomes whole."""
+    text = "".join(pieces_of(BYTES, answer, prompt))
+    assert BYTES.decode(prompt + answer).endswith(text)
+
+
+def test_a_replacement_of_the_prompt_is_not_repeated() -> None:
+    prompt = BYTES.encode("a🦎").ids[:3]
+    assert BYTES.decode(prompt) == "a\ufffd"
+    assert pieces_of(BYTES, BYTES.encode("b").ids, prompt) == ["b", ""]
+    assert pieces_of(BYTES, BYTES.encode("a🦎b").ids[3:], prompt) == ["", "🦎", "b", ""]
+
+
+def test_a_special_token_or_an_unknown_one_is_no_start_of_a_text() -> None:
+    unknown = SPACES.get_vocab_size() + 5
+    answer = [*spaced("▁hello", "</s>"), unknown, *spaced("▁the")]
+    assert pieces_of(SPACES, answer) == ["hello", "", "", " the", ""]
+
+
+@pytest.mark.parametrize("entry", ["<0x80>", "<0xE4>", "▁", "</s>", "<unk>"])
+def test_any_token_for_ever_takes_the_same_time_and_memory(entry: str) -> None:
+    """Counted, not timed: how many tokens are decoded for each that is pushed."""
+    decoded: list[int] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(SPACES, name)
+
+        def decode(self, ids: list[int], **options: bool) -> str:
+            decoded.append(len(ids))
+            return SPACES.decode(ids, **options)
+
+    detokeniser = Detokeniser(Counting())  # type: ignore[arg-type]
+    for _ in range(2000):
+        detokeniser.push(SPACES.token_to_id(entry))
+    assert max(decoded, default=0) < 24
+    assert len(decoded) < 12000
+
+
+def test_bytes_that_are_never_a_character_are_shown_all_the_same() -> None:
+    ids = BYTES.encode("é").ids[-1:] * 100
+    pieces = pieces_of(BYTES, ids)
+    assert "".join(pieces) == BYTES.decode(ids)
+    assert "\ufffd" in "".join(pieces[:8])

@@ -61,7 +61,7 @@ def test_a_low_temperature_sharpens() -> None:
 
 
 @given(
-    st.lists(st.floats(-20, 20), min_size=1, max_size=40, unique=True),
+    st.lists(st.integers(-160, 160).map(lambda n: n / 8), min_size=1, max_size=40, unique=True),
     st.floats(0.1, 2.0),
     st.sampled_from([0, 1, 2, 5, 1000]),
     st.sampled_from([0.1, 0.5, 0.9, 1.0]),
@@ -71,6 +71,7 @@ def test_a_low_temperature_sharpens() -> None:
 def test_what_may_be_picked_is_what_transformers_lets_through(
     raw: list[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
+    """Of tokens that are equally likely, transformers takes the last and Molt the first: here none are."""
     from transformers.generation import logits_process as peer
 
     scores = torch.tensor([raw], dtype=torch.float64) / temperature
