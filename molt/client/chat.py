@@ -12,7 +12,16 @@ from itertools import cycle
 from rich.console import Console
 from rich.text import Text
 
-from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, Part, Served, ServerError
+from molt.client.http_client import (
+    AnswerSummary,
+    AnswerToken,
+    Client,
+    Lever,
+    Part,
+    Served,
+    ServerError,
+    printable,
+)
 
 STYLES = ("bold blue", "green", "italic yellow", "magenta", "cyan", "bright_black")
 """The style of each rung's words, from the largest on; the first and the third also differ in form."""
@@ -23,11 +32,6 @@ HELP = "Ctrl-C ends an answer, /new begins a new conversation, /quit or Ctrl-D l
 def shown_ms(ms: float) -> str:
     """Milliseconds, in full from 10 on."""
     return f"{ms:.0f} ms" if ms >= 10 else f"{ms:.1f} ms"
-
-
-def printable(text: str) -> str:
-    """A model's text without control characters, which a terminal would obey."""
-    return "".join(char if char.isprintable() or char in "\n\t\u200d" else "\ufffd" for char in text)
 
 
 def lever_line(lever: Lever) -> str:
@@ -87,7 +91,7 @@ class Screen:
         """Write a line of its own."""
         if not self._at_start:
             self._write(Text("\n"))
-        self._write(Text(f"{text}\n", style))
+        self._write(Text(f"{printable(text)}\n", style))
         self._at_start = True
 
     def _write(self, text: Text) -> None:

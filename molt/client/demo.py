@@ -22,9 +22,9 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 
-from molt.client.chat import Screen, lever_line, printable, shown_ms
+from molt.client.chat import Screen, lever_line, shown_ms
 from molt.client.chat import closing as closing_line
-from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, ServerError
+from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, ServerError, printable
 from molt.errors import InputError
 from molt.formats import provenance
 from molt.formats.log import FILE_NAME

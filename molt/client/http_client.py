@@ -3,7 +3,9 @@
 Rules of this module:
 
 - The client uses the HTTP API alone; it imports nothing of the server.
-- Every failure is a ``ServerError`` of one line: no connection, a refusal, an answer that breaks off.
+- Every failure is a ``ServerError`` of one line: no connection, a refusal, an answer that breaks off or is none.
+- A server is not trusted: what it sends has the form that is promised, or is a ``ServerError``, and no text of it that
+  goes to a terminal has control characters.
 """
 
 from __future__ import annotations
@@ -13,13 +15,18 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, NotRequired, Self
 
 import httpx2 as http
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 CONNECT_S = 10.0
 SILENCE_S = 300.0
 """How long an answer may be silent: it is deferred or parked while memory is short."""
+
+MESSAGE_CHARS_MAX = 1000
+NO_ANSWER = "the server's answer is not one of molt serve"
 
 TEMPERATURE, TOP_P = 0.8, 0.95
 PLAIN_CHAT = "plain"
@@ -30,8 +37,19 @@ LEVERS = frozenset(
 )
 
 
+Number = Annotated[int | float, Field(allow_inf_nan=False)]
+
+
 class ServerError(Exception):
-    """The server cannot be reached, refuses, or ended an answer that was not complete."""
+    """The server cannot be reached, refuses, or ended an answer that was not complete. One plain line."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(" ".join(printable(str(message)[:MESSAGE_CHARS_MAX]).split()))
+
+
+def printable(text: str) -> str:
+    """A server's text without control characters, which a terminal would obey."""
+    return "".join(char if char.isprintable() or char in "\n\t\u200d" else "\ufffd" for char in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +117,7 @@ class Client:
     def get(self, path: str) -> Any:
         """A JSON document."""
         with self._reached():
-            return _checked(self._http.get(path)).json()
+            return _json(_checked(self._http.get(path)).content)
 
     def post(self, path: str, body: Mapping[str, Any], token: str | None = None) -> None:
         """POST a JSON body; ``token`` in place of the client's, such as the admin token."""
@@ -109,8 +127,8 @@ class Client:
 
     def served(self) -> Served:
         """What the server serves."""
-        props = self.get("/props")
-        sizes = {rung["name"]: int(rung["resident_bytes"]) for rung in props["rungs"]}
+        props = _shaped(_PROPS, self.get("/props"))
+        sizes = {rung["name"]: rung["resident_bytes"] for rung in props["rungs"]}
         return Served(props["model_alias"], sizes, props["chat_format"] != PLAIN_CHAT)
 
     def answer(
@@ -142,7 +160,7 @@ class Client:
             for event in http.EventSource(_checked(response)):
                 if event.data == "[DONE]":
                     break
-                part = part_of(json.loads(event.data))
+                part = part_of(_json(event.data))
                 complete |= isinstance(part, AnswerSummary)
                 if part is not None:
                     yield part
@@ -155,8 +173,10 @@ class Client:
             yield
         except http.ConnectError:
             raise ServerError(f"no server at {self.url}; start one with: molt serve") from None
-        except http.RequestError as error:
+        except (http.RequestError, http.StreamError) as error:
             raise ServerError(f"{self.url}: the connection broke off ({type(error).__name__})") from None
+        except (http.InvalidURL, UnicodeError):
+            raise ServerError(f"{self.url}: no address of a server") from None
 
 
 def text_of(messages: Sequence[Mapping[str, str]]) -> str:
@@ -164,31 +184,123 @@ def text_of(messages: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(message["content"] for message in messages)
 
 
-def part_of(chunk: Mapping[str, Any]) -> Part | None:
-    """The part in a chunk, if any; ``ServerError`` if the chunk ends the answer with an error."""
-    if "error" in chunk:
-        raise ServerError(chunk["error"]["message"])
-    molt = chunk.get("molt") or {}
+def part_of(chunk: Any) -> Part | None:
+    """The part in a chunk, if any; ``ServerError`` if the chunk ends the answer with an error, or is none."""
+    if isinstance(chunk, Mapping) and "error" in chunk:
+        raise ServerError(_reason(chunk) or NO_ANSWER)
+    checked = _shaped(_CHUNK, chunk)
+    molt: Mapping[str, Any] = chunk.get("molt") or {}
     event = molt.get("event")
-    for choice in chunk["choices"]:
+    for choice in checked["choices"]:
         if event == "summary":
-            return AnswerSummary(choice["finish_reason"], molt)
+            return AnswerSummary(choice.get("finish_reason") or "", _shaped(_SUMMARY, molt, molt))
         if event in LEVERS:
-            return Lever(event, molt)
-        if text := choice["delta"].get("content") if "delta" in choice else choice["text"]:
-            return AnswerToken(text, molt.get("rung", ""), event == "token")
+            return Lever(str(event), _shaped(_SWITCH if event == "switch" else _LEVER, molt, molt))
+        delta = choice.get("delta")
+        text = choice.get("text") if delta is None else delta.get("content")
+        rung = _shaped(_TOKEN, molt)["rung"] if event == "token" else str(molt.get("rung", ""))
+        if text:
+            return AnswerToken(text, rung, event == "token")
         if event == "token":
-            return AnswerToken("", molt["rung"])
+            return AnswerToken("", rung)
     return None
+
+
+class _Delta(TypedDict):
+    content: NotRequired[str | None]
+
+
+class _Choice(TypedDict):
+    delta: NotRequired[_Delta]
+    text: NotRequired[str | None]
+    finish_reason: NotRequired[str | None]
+
+
+class _Molt(TypedDict):
+    event: NotRequired[str | None]
+
+
+class _Chunk(TypedDict):
+    choices: list[_Choice]
+    molt: NotRequired[_Molt | None]
+
+
+class _Token(TypedDict):
+    rung: str
+
+
+class _Pressure(TypedDict):
+    budget_bytes: Number
+    usage_bytes: Number
+
+
+class _Lever(TypedDict):
+    rung: NotRequired[str | None]
+    pressure: NotRequired[_Pressure | None]
+
+
+_Switch = TypedDict(
+    "_Switch",
+    {"from": str, "to": str, "kind": str, "ms": Number, "flops_saved": NotRequired[Number | None],
+     "pressure": NotRequired[_Pressure | None]},
+)  # fmt: skip
+
+
+class _Summary(TypedDict):
+    tokens: int
+    rungs: dict[str, int]
+    switches: list[dict[str, Any]]
+    switch_ms: Number
+    killed: bool
+
+
+class _Rung(TypedDict):
+    name: str
+    resident_bytes: int
+
+
+class _Props(TypedDict):
+    model_alias: str
+    chat_format: str
+    rungs: list[_Rung]
+
+
+_CHUNK, _TOKEN, _LEVER, _SWITCH, _SUMMARY, _PROPS = (
+    TypeAdapter(shape) for shape in (_Chunk, _Token, _Lever, _Switch, _Summary, _Props)
+)
+
+
+def _shaped(shape: TypeAdapter[Any], value: Any, whole: Any = None) -> Any:
+    """A value with the fields of ``shape``, or ``whole`` if it has them; ``ServerError`` if not."""
+    try:
+        checked = shape.validate_python(value, strict=True)
+    except ValidationError:
+        raise ServerError(NO_ANSWER) from None
+    return checked if whole is None else whole
+
+
+def _json(data: str | bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise ServerError(NO_ANSWER) from None
+
+
+def _reason(body: Any) -> str | None:
+    """The message of an error as a server sends it."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    message = error.get("message") if isinstance(error, Mapping) else error
+    return message if isinstance(message, str) else None
 
 
 def _checked(response: http.Response) -> http.Response:
     if not response.is_error:
         return response
     try:
-        message = response.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = f"the server answered with status {response.status_code}"
+        reason = _reason(_json(response.content))
+    except ServerError:
+        reason = None
+    message = reason or f"the server answered with status {response.status_code}"
     if "retry-after" in response.headers:
         message += f"; try again in {response.headers['retry-after']} s"
     raise ServerError(message)

@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from molt.client.chat import Conversation, Screen, closing, lever_line, printable
-from molt.client.http_client import AnswerSummary, AnswerToken, Client, Lever, Part, ServerError
+from molt.client.chat import Conversation, Screen, closing, lever_line
+from molt.client.http_client import (
+    LEVERS,
+    AnswerSummary,
+    AnswerToken,
+    Client,
+    Lever,
+    Part,
+    ServerError,
+    part_of,
+    printable,
+)
 from tests.client.fake_server import SWITCH, FakeServer, lever, serving, token
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,6 +171,103 @@ def _shown(part: Part) -> str:
     screen, out = plain_screen()
     screen.show(part)
     return out.getvalue()
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+
+
+def test_no_text_of_a_server_commands_the_terminal(fake: FakeServer) -> None:
+    """Neither its refusals, nor its errors in a stream, nor the names that it gives to rungs, levers and ends."""
+    out = io.StringIO()
+    screen = Screen(Console(file=out, force_terminal=True, color_system=None), [ESCAPE])
+    evil = {**SWITCH, "from": ESCAPE, "to": ESCAPE, "kind": ESCAPE}
+    screen.show(Lever("switch", evil))
+    screen.show(Lever("resume", {"rung": ESCAPE}))
+    screen.show(AnswerSummary(ESCAPE, {**SUMMARY, "rungs": {ESCAPE: 1}}))
+    screen.show(AnswerToken(ESCAPE, ESCAPE))
+    for script in (({"error": {"message": ESCAPE, "type": "x"}},), ({"error": ESCAPE},)):
+        fake.script = script
+        with Client(fake.url) as client:
+            Conversation(client, client.served(), screen, kind="batch", max_tokens=2).ask("?")
+    assert "\x1b" not in out.getvalue()
+    assert "\x07" not in out.getvalue()
+    error = str(ServerError(f"a\n{ESCAPE}b" + "x" * 10_000))
+    assert error.isprintable()
+    assert len(error) < 2000
+
+
+GOOD = [
+    token("One", "tier0"),
+    lever("switch", **SWITCH),
+    lever("park", pressure={"budget_bytes": 1, "usage_bytes": 2}),
+    LAST,
+]
+BAD = [None, 5, "x", [], {}, [1], {"a": 1}, True, 1e400, "\ud800"]
+
+
+def _mutated(value: object) -> Iterator[object]:
+    """Every value within a chunk, replaced or left out."""
+    yield from BAD
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield {name: other for name, other in value.items() if name != key}
+            for changed in _mutated(inner):
+                yield {**value, key: changed}
+    if isinstance(value, list):
+        for at, inner in enumerate(value):
+            for changed in _mutated(inner):
+                yield [*value[:at], changed, *value[at + 1 :]]
+
+
+@pytest.mark.parametrize("good", GOOD, ids=["token", "switch", "park", "summary"])
+def test_any_chunk_is_shown_or_is_an_error(good: dict[str, object]) -> None:
+    screen, _ = plain_screen()
+    shown = 0
+    for chunk in _mutated(good):
+        try:
+            part = part_of(chunk)
+        except ServerError:
+            continue
+        if part is not None:
+            screen.show(part)
+            shown += 1
+    assert shown > 0
+
+
+@pytest.mark.parametrize(
+    "data", ["{", "nothing", "[" * 10_000, "{}", "[]", "5", '{"choices": 5}', '{"choices": [5]}']
+)
+def test_a_stream_that_is_none_is_an_error_in_a_line(fake: FakeServer, data: str) -> None:
+    fake.script = (data, "[DONE]")
+    with pytest.raises(ServerError, match="not one of molt serve"):
+        parts(fake)
+
+
+@pytest.mark.parametrize("props", [b"", b"{", b"[]", b"{}", b"\xff", b'{"rungs": [5], "model_alias": "x"}'])
+def test_another_server_is_an_error_in_a_line(props: bytes) -> None:
+    """As where another program listens at that port."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def answer(request: Request) -> Response:
+        return Response(props)
+
+    class Other(FakeServer):
+        def app(self, static: str | None) -> Starlette:
+            return Starlette(routes=[Route("/{path:path}", answer)])
+
+    with (
+        serving(Other()) as other,
+        Client(other.url) as client,
+        pytest.raises(ServerError, match="not one of"),
+    ):
+        client.served()
+
+
+def test_every_lever_has_a_form() -> None:
+    assert all(part_of(lever(event, **SWITCH)) for event in LEVERS)
 
 
 # --- conversations ---
