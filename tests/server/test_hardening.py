@@ -702,7 +702,7 @@ def test_24_errors_tell_nothing_of_the_machine_or_the_prompt(
             headers={"content-type": "application/json"},
         ),
         client.post("/v1/completions", json={"model": SECRET, "prompt": "x"}),
-        client.post("/v1/completions", json={"model": "pico", "prompt": [SECRET]}),
+        client.post("/v1/completions", json={"model": "pico", "prompt": [SECRET, SECRET]}),
         client.post("/v1/completions", json={"model": "pico", "prompt": ""}),
         client.post("/v1/embeddings", json={"input": SECRET}),
         client.get(f"/{SECRET}"),
